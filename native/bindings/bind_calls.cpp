@@ -128,14 +128,20 @@ int quick(Handle &comm, int kind, nb::handle x, nb::handle out, nb::handle op,
   return buffers.release(drive_inline(comm, *task, bytes)) ? 1 : 2;
 }
 
-// The same as a C function of Python, which has the cheapest calling convention.
+// The same as a C function of Python, which has the cheapest calling convention. What is no
+// array of NumPy may be on a device: a function of Python starts calls on those.
 PyObject *quick_call(PyObject *self, PyObject *const *args, Py_ssize_t count) {
-  if (count != 5) {
-    PyErr_SetString(PyExc_TypeError, "quick: expected kind, x, out, op, root");
+  if (count != 6 || !PyDict_Check(args[5])) {
+    PyErr_SetString(PyExc_TypeError, "quick: expected kind, x, out, op, root, options");
     return nullptr;
   }
+  PyObject *const comm = PyTuple_GET_ITEM(self, 0), *const on_device = PyTuple_GET_ITEM(self, 1);
+  if (PlanCache::array(args[1]) == nullptr)
+    return PyObject_Vectorcall(on_device, args, std::size_t(count), nullptr);
+  if (PyDict_GET_SIZE(args[5]) != 0)
+    return PyLong_FromLong(0);
   try {
-    return PyLong_FromLong(quick(*nb::inst_ptr<Handle>(self), int(PyLong_AsLong(args[0])),
+    return PyLong_FromLong(quick(*nb::inst_ptr<Handle>(comm), int(PyLong_AsLong(args[0])),
                                  args[1], args[2], args[3], args[4]));
   } catch (nb::python_error &raised) {
     raised.restore();
@@ -149,10 +155,10 @@ PyMethodDef quick_method = {"quick", reinterpret_cast<PyCFunction>(
                                          reinterpret_cast<void (*)()>(quick_call)),
                             METH_FASTCALL, "A plain call that was made before."};
 
-nb::object quick_of(nb::handle comm) {
+nb::object quick_of(nb::handle comm, nb::handle on_device) {
   if (!nb::isinstance<Handle>(comm))
     throw nb::type_error("quick_of: expected a communicator");
-  return nb::steal(PyCFunction_New(&quick_method, comm.ptr()));
+  return nb::steal(PyCFunction_New(&quick_method, nb::make_tuple(comm, on_device).ptr()));
 }
 
 std::shared_ptr<Transfer> enter(Comm &comm, bool sends, std::int64_t peer, std::int64_t tag,
@@ -204,7 +210,7 @@ void bind_calls(nb::module_ &m, nb::class_<Handle> &comm) {
       .def("transfer", &transfer, nb::arg("sends"), nb::arg("peer"), nb::arg("tag"),
            nb::arg("data"), nb::arg("bytes"), nb::arg("type"), nb::arg("collective"),
            nb::arg("dtype"), nb::arg("count"), nb::arg("timeout"), nb::arg("async_op"));
-  m.def("quick_of", &quick_of, nb::arg("comm"));
+  m.def("quick_of", &quick_of, nb::arg("comm"), nb::arg("on_device"));
   m.def("learn_arrays", &PlanCache::learn, nb::arg("type"), nb::arg("probe"),
         nb::arg("data"), nb::arg("shape"));
   m.def("array_address", [](nb::handle x) { // 0: not an array, or its layout is not known

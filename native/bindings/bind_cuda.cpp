@@ -83,11 +83,16 @@ void read_memory(const DeviceMemory &memory, std::uintptr_t to, std::size_t byte
 // An event of a device: what was launched on a stream before it.
 class CudaEvent {
 public:
-  explicit CudaEvent(int ordinal) : device_(Device::of(ordinal)) {
+  // Recorded on a stream, if one is given.
+  CudaEvent(int ordinal, std::optional<std::uint64_t> stream) : CudaEvent(Device::of(ordinal)) {
     const CurrentDevice current(device_);
     UNISONO_CUDA(cuEventCreate, &event_, event_without_timing);
+    if (stream)
+      UNISONO_CUDA(cuEventRecord, event_, stream_of(*stream));
   }
   ~CudaEvent() {
+    if (event_ == nullptr)
+      return;
     if (const CurrentDevice current(device_, std::nothrow); current)
       (void)api().cuEventDestroy_v2(event_);
   }
@@ -116,6 +121,7 @@ public:
   }
 
 private:
+  explicit CudaEvent(Device &device) : device_(device) {} // without one
   Device &device_;
   cuda::Event event_ = nullptr;
 };
@@ -160,13 +166,15 @@ std::string connect(DeviceComm &comm, const std::vector<nb::bytes> &announced) {
   return comm.connect(ranks);
 }
 
-std::optional<bool> launch(DeviceComm &comm, DevicePlan &plan, const cuda::Kernel &kernel, Address input,
-            Address output, std::uint64_t stream, std::int64_t timeout_ns, int blocks,
-            int threads, bool queued) {
+std::optional<std::uint64_t> launch(DeviceComm &comm, DevicePlan &plan,
+                                    const cuda::Kernel &kernel, Address input, Address output,
+                                    std::uint64_t stream, std::uint64_t current,
+                                    std::int64_t timeout_ns, int blocks, int threads,
+                                    bool queued, std::size_t kept) {
   const std::uint32_t site = call_site_here();
   GilRelease unlocked;
-  return comm.launch({&plan, &kernel, input, output, stream_of(stream), timeout_ns, blocks,
-                      threads, site, queued});
+  return comm.launch({&plan, &kernel, input, output, stream_of(stream), stream_of(current),
+                      timeout_ns, blocks, threads, site, queued, kept});
 }
 
 } // namespace
@@ -213,7 +221,8 @@ void bind_cuda(nb::module_ &m) {
       .def("read", &read_memory, nb::arg("address"), nb::arg("bytes"),
            nb::arg("offset") = 0);
   nb::class_<CudaEvent>(m, "CudaEvent")
-      .def(nb::init<int>(), nb::arg("ordinal"), Unlocked())
+      .def(nb::init<int, std::optional<std::uint64_t>>(), nb::arg("ordinal"),
+           nb::arg("stream") = nb::none(), Unlocked())
       .def("record", &CudaEvent::record, nb::arg("stream"), Unlocked())
       .def("query", &CudaEvent::query, Unlocked())
       .def("synchronize", &CudaEvent::synchronize, Unlocked())
@@ -245,8 +254,9 @@ void bind_cuda(nb::module_ &m) {
            Unlocked())
       .def("start", &DeviceComm::start, Unlocked())
       .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
-           nb::arg("output"), nb::arg("stream"), nb::arg("timeout_ns"), nb::arg("blocks"),
-           nb::arg("threads"), nb::arg("queued"))
+           nb::arg("output"), nb::arg("stream"), nb::arg("current"), nb::arg("timeout_ns"),
+           nb::arg("blocks"), nb::arg("threads"), nb::arg("queued"), nb::arg("kept"))
+      .def("ended", &DeviceComm::ended)
       .def("sharing_of", [](DeviceComm &c, Address address, std::size_t bytes) {
              return int(c.sharing_of(address, bytes));
            },

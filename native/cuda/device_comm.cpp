@@ -27,6 +27,9 @@ constexpr std::size_t arena_bytes(std::size_t half) { return windows_at + 2 * ha
 constexpr std::size_t most_updates = 8;
 // The watcher looks so many times whether shared memory is still there, each time it looks.
 constexpr std::size_t most_looks = 16;
+// Which calls have ended is asked after so many calls for which something is kept, or bytes.
+constexpr std::uint64_t most_kept_calls = 16;
+constexpr std::size_t most_kept_bytes = std::size_t(1) << 20;
 // In host memory, where they follow each other.
 constexpr std::size_t arena_stride(std::size_t half) { return rounded_up(arena_bytes(half), 4096); }
 
@@ -83,7 +86,7 @@ DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
       board_(reinterpret_cast<BoardRank *>(board_memory_->data())),
       shared_(device, rank_, world_ranks_, host_peers_, board_),
       mapped_(device, rank_, world_ranks_, host_peers_, board_), last_(device), mark_(device),
-      last_captured_(device), calls_(comm, device) {}
+      before_(device), last_captured_(device), calls_(comm, device) {}
 
 void DeviceComm::allocate() { arena_ = DeviceMemory(device_, arena_bytes(half_)); }
 
@@ -181,16 +184,19 @@ std::size_t DeviceComm::ranks_here() const {
   return std::size_t(std::count(is_here_.begin(), is_here_.end(), true));
 }
 
-std::optional<bool> DeviceComm::launch(const Arguments &a) {
-  refuse_fork();
+std::optional<std::uint64_t> DeviceComm::launch(const Arguments &a) {
+  if (host_peers_->forked())
+    return {};
+  look();
   const auto gate = LaunchGate::of_process().launching();
   const std::lock_guard only(launching_);
-  if (const auto rank = find_closed(false)) { // its memory may have vanished
-    comm_.abort({FailureKind::closed, std::uint32_t(*rank), std::uint32_t(rank_),
-                 next_call()});
+  if (is_refused())
     return {};
-  }
   const CurrentDevice current(device_);
+  if (a.stream != a.current) {
+    UNISONO_CUDA(cuEventRecord, before_, a.current);
+    UNISONO_CUDA(cuStreamWaitEvent, a.stream, before_, 0);
+  }
   const bool captured = order_after_last(a.stream);
   if (!captured) { // to map is forbidden during a capture
     mark_calls(a.stream);
@@ -216,9 +222,22 @@ std::optional<bool> DeviceComm::launch(const Arguments &a) {
   exposed_.fetch_add(launch.flags != 0, std::memory_order_relaxed);
   launched_.fetch_add(!captured, std::memory_order_release);
   UNISONO_CUDA(cuEventRecord, captured ? last_captured_ : last_, a.stream);
-  if (!captured)
-    tables.set_copied();
-  return captured;
+  if (captured)
+    return 0;
+  tables.set_copied();
+  await_end(a.kept);
+  return launched();
+}
+
+// Whether no call is possible any more. The memory of a rank that has closed may have vanished.
+bool DeviceComm::is_refused() {
+  if (closed_ || comm_.failure().kind != FailureKind::none)
+    return true;
+  const auto rank = find_closed(false);
+  if (rank)
+    comm_.abort({FailureKind::closed, std::uint32_t(*rank), std::uint32_t(rank_),
+                 next_call()});
+  return rank.has_value();
 }
 
 // What the kernel is given.
@@ -229,7 +248,13 @@ Launch DeviceComm::argument(const Arguments &a, bool captured) {
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
   expose(launch, 0, a.input, plan.input_bytes);
-  expose(launch, 1, a.output, plan.output_bytes);
+  if (a.output != a.input || plan.output_bytes != plan.input_bytes)
+    expose(launch, 1, a.output, plan.output_bytes);
+  else if (launch.flags != 0) {
+    launch.flags |= device::exposes_output;
+    launch.segment[1] = launch.segment[0];
+    launch.offset[1] = launch.offset[0];
+  }
   launch.peers = peers_.as<const Peer>();
   launch.words = reinterpret_cast<RankWords *>(arenas_[rank_]);
   launch.half = std::int64_t(half_);
@@ -240,7 +265,8 @@ Launch DeviceComm::argument(const Arguments &a, bool captured) {
     is_captured_ = true;
     launch.begun = const_cast<std::uint64_t *>(&words->begun);
   }
-  launch.timeout_ns = a.timeout_ns > 0 ? std::uint64_t(a.timeout_ns) : ~std::uint64_t(0);
+  const std::int64_t limit = a.timeout_ns < 0 ? *timeout_ns_ : a.timeout_ns;
+  launch.timeout_ns = limit > 0 ? std::uint64_t(limit) : ~std::uint64_t(0);
   return launch;
 }
 
@@ -284,26 +310,44 @@ void DeviceComm::look_for_freed_memory() {
   shared_.free_some(most_looks);
 }
 
+// Something is kept until the last call has ended.
+void DeviceComm::await_end(std::size_t kept) {
+  if (kept == 0)
+    return;
+  awaited_ = launched();
+  kept_bytes_ += kept;
+}
+
 // Records an event behind the calls that were made so far, if somebody waits for their end.
 void DeviceComm::mark_calls(Stream stream) {
-  if (awaited_ <= ended_ || marked_ > ended_ || launched() == 0)
+  if (awaited_ <= ended())
+    return;
+  if (kept_bytes_ >= most_kept_bytes || launched() - looked_ >= most_kept_calls)
+    look_for_ended();
+  if (awaited_ <= ended() || marked_ > ended() || launched() == 0)
     return;
   UNISONO_CUDA(cuEventRecord, mark_, stream);
   marked_ = launched();
 }
 
-// What a graph repeats is not counted.
+// Which calls have ended; those that a graph repeats are not counted.
+void DeviceComm::look_for_ended() {
+  looked_ = launched();
+  kept_bytes_ = 0;
+  if (launched() > ended() && api().cuEventQuery(last_) == success)
+    ended_.store(launched(), std::memory_order_relaxed);
+  else if (marked_ > ended() && api().cuEventQuery(mark_) == success)
+    ended_.store(marked_, std::memory_order_relaxed);
+}
+
 bool DeviceComm::have_ended(std::uint64_t calls) {
   const std::unique_lock only(launching_, std::try_to_lock);
   if (!only)
     return false;
   const CurrentDevice current(device_);
-  if (marked_ > ended_ && api().cuEventQuery(mark_) == success)
-    ended_ = marked_;
-  if (launched() > ended_ && api().cuEventQuery(last_) == success)
-    ended_ = launched();
+  look_for_ended();
   awaited_ = std::max(awaited_, calls);
-  return calls <= ended_ && comm_.failure().kind == FailureKind::none;
+  return calls <= ended() && comm_.failure().kind == FailureKind::none;
 }
 
 bool DeviceComm::is_idle() {
@@ -311,9 +355,11 @@ bool DeviceComm::is_idle() {
   const std::lock_guard only(launching_);
   const CurrentDevice current(device_);
   const Result result = api().cuEventQuery(last_);
-  if (result != not_ready)
-    check(result, "cuEventQuery");
-  return result != not_ready;
+  if (result == not_ready)
+    return false;
+  check(result, "cuEventQuery");
+  ended_.store(launched(), std::memory_order_relaxed);
+  return true;
 }
 
 // Calls of one communicator run one after another, on whichever streams they are made: they

@@ -108,16 +108,19 @@ public:
     DevicePlan *plan;
     const Kernel *kernel;
     Address input, output;
-    Stream stream;
-    std::int64_t timeout_ns; // 0: none
+    Stream stream, current; // the call's, after what is now on its caller's
+    std::int64_t timeout_ns; // 0: none; negative: that of the communicator
     int blocks, threads;
     std::uint32_t site; // where Python called: bindings/call_sites.hpp
     bool queued;        // not on the stream of its caller
+    std::size_t kept; // bytes that are kept for it until ended() tells that it has ended
   };
-  // Starts a call on a stream, after the earlier calls of this communicator. Whether it was
-  // captured instead, for a graph; nothing if it was refused, since the communicator has failed
-  // by now: another rank has closed.
-  std::optional<bool> launch(const Arguments &arguments);
+  // Starts a call on a stream, after the earlier calls of this communicator. Its number, from 1;
+  // 0 if it was captured instead, for a graph; nothing if it was refused, since the communicator
+  // has failed or is closed, or this is a forked child.
+  std::optional<std::uint64_t> launch(const Arguments &arguments);
+  // How many calls have ended at least: it is asked for from time to time if something is kept.
+  std::uint64_t ended() const { return ended_.load(std::memory_order_relaxed); }
 
   // Calls that were made with a buffer that all ranks can use in place.
   std::uint64_t exposed() const { return exposed_.load(std::memory_order_relaxed); }
@@ -170,7 +173,10 @@ private:
   void report_deaths();
   bool order_after_last(Stream stream);
   device::Launch argument(const Arguments &arguments, bool captured);
+  bool is_refused();
+  void await_end(std::size_t kept);
   void mark_calls(Stream stream);
+  void look_for_ended();
   std::uint64_t launched() const override {
     return launched_.load(std::memory_order_acquire);
   }
@@ -203,7 +209,11 @@ private:
   DeviceEvent last_; // behind the last call
   // Behind some earlier call: how many are before it, how many have ended, how many shall.
   DeviceEvent mark_;
-  std::uint64_t marked_ = 0, ended_ = 0, awaited_ = 0;
+  std::uint64_t marked_ = 0, awaited_ = 0;
+  std::atomic<std::uint64_t> ended_ = 0;
+  std::uint64_t looked_ = 0;   // how many had been made when it was last asked which have ended
+  std::size_t kept_bytes_ = 0; // of the calls since then
+  DeviceEvent before_;         // behind what the caller of a call has on its own stream
   bool is_captured_ = false; // a graph may make calls at any time
   std::uint64_t last_seen_ = 0; // calls that had ended when it was last asked
   DeviceEvent last_captured_; // behind the last call that was captured

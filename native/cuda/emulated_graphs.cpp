@@ -202,6 +202,8 @@ Result cuGraphInstantiateWithFlags(GraphExec *exec, Graph handle, unsigned long 
     const auto graph = at.state.streams->graphs.find(handle);
     if (graph == nullptr || flags != 0)
       return invalid_value;
+    if (const Result refused = at.state.streams->refuse_unsafe())
+      return refused;
     auto made = std::make_shared<ExecState>(ExecState{graph, {}});
     for (std::size_t lane = 1; lane < graph->lanes.size(); ++lane)
       made->lanes.push_back(std::make_shared<Queue>(at.state, graph->lanes[lane], false));

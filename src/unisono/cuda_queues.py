@@ -16,6 +16,8 @@ VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 """CUDA reads it when a process first uses a GPU."""
 DEFAULT, MOST = 8, 32
 _DRIVER = "UNISONO_CUDA_DRIVER"
+_REQUESTED_BY = "UNISONO_CUDA_QUEUES_OF"
+"""The process that set the variable, if unisono did."""
 
 
 def request_all() -> None:
@@ -25,6 +27,18 @@ def request_all() -> None:
     """
     if VARIABLE not in os.environ and _may_use_cuda() and not _uses_cuda():
         os.environ[VARIABLE] = str(MOST)
+        os.environ[_REQUESTED_BY] = str(os.getpid())
+
+
+def drop_inherited() -> None:
+    """In a process that is one rank: undo what another process asked for its threads.
+
+    Under MPS all processes share the queues, and a fourth one with all would get none.
+    """
+    by = os.environ.get(_REQUESTED_BY)
+    if by is not None and by != str(os.getpid()) and not _uses_cuda():
+        del os.environ[_REQUESTED_BY]
+        os.environ.pop(VARIABLE, None)
 
 
 def count() -> int:

@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 import emulated as cuda
-from unisono import _native
+from unisono import _native, cuda_queues
 from unisono.devices import rtc
 from unisono.dtypes import DTYPES, REDUCTIONS
 from unisono.errors import BadArgument
@@ -21,6 +21,7 @@ def compiled():
     """On a GPU all kernels are needed: they are compiled side by side."""
     if not cuda.ON_GPU:
         return
+    cuda_queues.request_all()  # for ranks that are threads; before the GPU is used
     capability = divmod(_native.cuda_device(0).capability, 10)
 
     def compile_one(what):

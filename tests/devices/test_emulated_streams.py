@@ -203,7 +203,7 @@ def test_images(driver):
         cuda.value(c_int, occupancy, c_void_p(function), c_int(n), c_size_t(0))
         for n in (128, 512, 513)
     ]
-    assert found == [7, 2, 0]
+    assert found == [6, 2, 0]
     limit = cuda.value(c_int, "cuFuncGetAttribute", c_int(0), c_void_p(function))
     with refused(701):
         cuda.launch(function, bytes(2048), None, threads=limit + 1)

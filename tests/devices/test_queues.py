@@ -100,6 +100,19 @@ def test_variable_is_set_only_for_threads_that_may_use_cuda_and_before_they_do()
     assert variable_after(f"{first}; {WORLD.format(2)}") == "None"
 
 
+def queues_of_a_rank(comm):
+    return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+
+
+def test_processes_do_not_inherit_what_was_set_for_threads(monkeypatch):
+    name, requested = "CUDA_DEVICE_MAX_CONNECTIONS", "UNISONO_CUDA_QUEUES_OF"
+    monkeypatch.setenv(name, "32")
+    monkeypatch.setenv(requested, str(os.getpid()))
+    assert unisono.spawn(queues_of_a_rank, 2) == [None, None]
+    monkeypatch.delenv(requested)  # by the user
+    assert unisono.spawn(queues_of_a_rank, 2) == ["32", "32"]
+
+
 @pytest.mark.skipif(os.path.exists("/dev/nvidiactl"), reason="there is a GPU")
 def test_variable_is_not_set_without_a_driver():
     assert variable_after(WORLD.format(2), UNISONO_CUDA_DRIVER="") == "None"

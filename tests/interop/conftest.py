@@ -20,6 +20,18 @@ def forks(tmp_path_factory):
         yield made
 
 
+@pytest.fixture(params=["python", "compiled"])
+def either_adapter(request):
+    """Each of the two; the compiled one is built for the first test that needs it."""
+    if request.param == "compiled":
+        from unisono.interop.torch import compiled
+
+        if compiled.compiler() is None:
+            pytest.skip("there is no C++ compiler")
+        compiled.build()
+    return request.param
+
+
 @pytest.fixture
 def ranks(forks):
     """ranks(n, function, *args): what n ranks returned, all of which ended well."""

@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from ranks import WAYS, ended, expect, group
 
+from unisono.interop.torch import calls
+
 Op = dist.ReduceOp
 FLOATS = ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 WHOLE = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -329,3 +331,13 @@ def profiled(rank):
 
 def test_profiler_records_calls(ranks):
     assert ranks(2, profiled) == [[2, 1], [2, 1]]
+
+
+def test_factor_of_a_torch_that_has_no_attribute_for_it():
+    op = dist._make_nccl_premul_sum(0.5)
+
+    class Older:
+        def __getstate__(self):
+            return op.__getstate__()
+
+    assert calls._factor(Older()) == calls._factor(op) == 0.5

@@ -7,11 +7,11 @@ torch tensors, and whatever has `__cuda_array_interface__` (CuPy, Numba) or DLPa
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,15 +57,31 @@ class DeviceView:
     stream: int = 0
 
 
+class ArrayFacts(NamedTuple):
+    """What a call needs to know of a contiguous array whose kind was used before.
+
+    `kind` is its type, shape and device; `held` are bytes that are not freed as long as
+    it is kept until calls have ended; `stream` is the current one of its library.
+    """
+
+    kind: Hashable
+    address: int
+    nbytes: int
+    held: int
+    stream: int | None
+
+
 def is_tensor(x: Any) -> bool:
     """Whether x is a torch tensor, without importing torch."""
-    return not isinstance(x, np.ndarray) and hasattr(x, "data_ptr")
+    return not isinstance(x, np.ndarray | DeviceArray) and hasattr(x, "data_ptr")
 
 
 def is_on_device(x: Any) -> bool:
     """Whether x is an array in the memory of a CUDA device."""
     if isinstance(x, np.ndarray):
         return False
+    if isinstance(x, DeviceArray):
+        return True
     if is_tensor(x):
         return bool(x.device.type == "cuda")
     if hasattr(x, "__cuda_array_interface__"):
@@ -76,18 +92,41 @@ def is_on_device(x: Any) -> bool:
 
 def view_of(x: Any, where: str) -> DeviceView:
     """What x is; BadArgument, which begins with `where`, if it cannot be used."""
+    if isinstance(x, DeviceArray):
+        return x.view
     if is_tensor(x):
         contiguous = bool(x.is_contiguous())
         return DeviceView(
             x.data_ptr(), tuple(x.shape), dtype_of(x), x.device.index, contiguous
         )
-    if isinstance(x, DeviceArray):
-        return x.view
     if hasattr(x, "__cuda_array_interface__"):
         about = x.__cuda_array_interface__
         ordinal = getattr(getattr(x, "device", None), "id", None)  # CuPy's
         return _by_array_interface(about, ordinal, where)
     return _by_dlpack(x, where)
+
+
+def facts_of(x: Any) -> ArrayFacts | None:
+    """The facts of an array that can be had quickly; None of others."""
+    if isinstance(x, DeviceArray):
+        return x.facts
+    if not is_tensor(x) or not x.is_cuda:
+        return None
+    torch = sys.modules["torch"]
+    if type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return None
+    if x.layout is not torch.strided or not x.is_contiguous():
+        return None
+    if x.is_conj() or x.is_neg():
+        return None
+    device = x.device
+    return ArrayFacts(
+        (x.dtype, x.shape, device),
+        x.data_ptr(),
+        x.nbytes,
+        0,  # torch frees by stream
+        current_torch_stream(device),
+    )
 
 
 def _by_array_interface(
@@ -148,9 +187,11 @@ def stream_handle(stream: Any) -> int:
     """CUDA's handle of a stream of any library, or the handle itself."""
     if isinstance(stream, int):
         return stream
+    if isinstance(stream, _native.CudaStream):
+        return stream.handle
     if hasattr(stream, "__cuda_stream__"):
         return int(stream.__cuda_stream__()[1])
-    for name in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, ours
+    for name in ("cuda_stream", "ptr", "handle"):  # torch, CuPy, others
         if isinstance(found := getattr(stream, name, None), int):
             return found
     raise BadArgument(
@@ -159,18 +200,28 @@ def stream_handle(stream: Any) -> int:
     )
 
 
-def current_stream(x: Any, view: DeviceView) -> int | None:
+def current_stream(x: Any, where: str) -> int | None:
     """The stream that the library of x would launch on now, as CUDA's handle.
 
     None if it has no such thing: then the default stream, or the one that is given.
     """
+    if isinstance(x, DeviceArray):
+        return None
     if is_tensor(x):
-        torch = sys.modules["torch"]
-        return int(torch.cuda.current_stream(x.device).cuda_stream)
+        return current_torch_stream(x.device)
     cupy = sys.modules.get("cupy")
     if cupy is not None and isinstance(x, cupy.ndarray):
         return int(cupy.cuda.get_current_stream().ptr)
-    return view.stream or None
+    return view_of(x, where).stream or None
+
+
+def current_torch_stream(device: Any) -> int:
+    """The current stream of torch on a device, as CUDA's handle."""
+    torch = sys.modules["torch"]
+    handle = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # makes no object
+    if handle is not None:
+        return int(handle(device.index))
+    return int(torch.cuda.current_stream(device).cuda_stream)
 
 
 class DeviceArray:
@@ -187,6 +238,7 @@ class DeviceArray:
         self.nbytes = prod(self.shape) * DTYPES[dtype].itemsize
         self._memory = _native.CudaMemory(ordinal, max(1, self.nbytes))
         self._offset = 0
+        self._describe()
 
     def __len__(self) -> int:
         """How many rows it has."""
@@ -202,6 +254,7 @@ class DeviceArray:
         part.shape = (max(0, stop - start), *self.shape[1:])
         part.nbytes = len(part) * row
         part._offset = self._offset + start * row
+        part._describe()
         return part
 
     def copy_from(self, x: NDArray[Any]) -> None:
@@ -220,17 +273,20 @@ class DeviceArray:
         self._memory.read(made.ctypes.data, made.nbytes, self._offset)
         return made
 
-    @property
-    def view(self) -> DeviceView:
-        """What it is."""
-        dtype = DTYPES[self.dtype]
-        return DeviceView(
-            self._address, self.shape, dtype, self.ordinal, is_contiguous=True
+    def _describe(self) -> None:
+        """Its memory, type and shape do not change."""
+        self.address = self._memory.address + self._offset
+        self.view = DeviceView(
+            self.address,
+            self.shape,
+            DTYPES[self.dtype],
+            self.ordinal,
+            is_contiguous=True,
         )
-
-    @property
-    def _address(self) -> int:
-        return self._memory.address + self._offset
+        kind = self.dtype, self.shape, self.ordinal
+        self.facts = ArrayFacts(
+            kind, self.address, self.nbytes, self._memory.bytes, None
+        )
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
@@ -238,7 +294,7 @@ class DeviceArray:
         return {
             "shape": self.shape,
             "typestr": _typestr(DTYPES[self.dtype]),
-            "data": (self._address, False),
+            "data": (self.address, False),
             "strides": None,
             "version": 3,
         }

@@ -137,28 +137,29 @@ class Communicator:
         `op` is sum, mean (or avg), prod, min, max, band, bor, bxor, a constant of
         `ReduceOp`, `premul_sum(factor)`, or a function of two arrays.
         """
-        if not how and (state := self._quick(_ALL_REDUCE, x, out, op, 0)):
+        if state := self._quick(_ALL_REDUCE, x, out, op, 0, how):
             if state == 1:
                 return x if out is None else out
-            raise self.core.failure()
+            return self.core.outcome(state)
         reduction, options = as_reduction(op), CallOptions(**how)
         if how.get("codec") is not None and is_scheme(how["codec"]):
             return compress.all_reduce(self, x, out, reduction, options)
         if reduction.in_python:
             return python_reductions.all_reduce(self, x, out, reduction, options)
         call = arguments.all_reduce(self._position, x, out)
-        return self.core.run(call, reduction, options, (_ALL_REDUCE, x, out, op, 0))
+        key = _ALL_REDUCE, x, out, op, 0, how
+        return self.core.run(call, reduction, options, key)
 
     def broadcast(
         self, x: Any, *, root: int = 0, out: Any = None, **how: Unpack[Options]
     ) -> Any:
         """Give every rank the root's x, in place or in `out`."""
-        if not how and (state := self._quick(_BROADCAST, x, out, None, root)):
+        if state := self._quick(_BROADCAST, x, out, None, root, how):
             if state == 1:
                 return x if out is None else out
-            raise self.core.failure()
+            return self.core.outcome(state)
         call = arguments.broadcast(self._position, x, out, root)
-        key = _BROADCAST, x, out, None, root
+        key = _BROADCAST, x, out, None, root, how
         return self.core.run(call, _COPIES, CallOptions(**how), key)
 
     def reduce(
@@ -171,11 +172,11 @@ class Communicator:
         **how: Unpack[Options],
     ) -> Any:
         """Reduce every rank's x for the root, in place or in its `out`."""
-        key = _REDUCE, x, out, op, root
-        if not how and (state := self._quick(*key)):
+        key = _REDUCE, x, out, op, root, how
+        if state := self._quick(*key):
             if state == 1:
                 return None if root != self.rank else x if out is None else out
-            raise self.core.failure()
+            return self.core.outcome(state)
         reduction, options = as_reduction(op), CallOptions(**how)
         if reduction.in_python:
             return python_reductions.reduce(self, x, out, reduction, root, options)
@@ -194,12 +195,12 @@ class Communicator:
 
         `counts` are the rows of each rank, if they are not all as many as here.
         """
-        key = _ALL_GATHER, x, out, None, 0
+        key = _ALL_GATHER, x, out, None, 0, how
         even = counts is None and out is not None
-        if even and not how and (state := self._quick(*key)):
+        if even and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self.core.failure()
+            return self.core.outcome(state)
         call = arguments.all_gather(self._position, x, out, counts)
         return self.core.run(call, _COPIES, CallOptions(**how), key if even else None)
 
@@ -213,12 +214,12 @@ class Communicator:
         **how: Unpack[Options],
     ) -> Any:
         """Reduce every rank's x; each rank gets its rows: (n·k, ...) → (k, ...)."""
-        key = _REDUCE_SCATTER, x, out, op, 0
+        key = _REDUCE_SCATTER, x, out, op, 0, how
         even = counts is None and out is not None
-        if even and not how and (state := self._quick(*key)):
+        if even and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self.core.failure()
+            return self.core.outcome(state)
         reduction, options = as_reduction(op), CallOptions(**how)
         if reduction.in_python:
             return python_reductions.reduce_scatter(
@@ -238,12 +239,12 @@ class Communicator:
     ) -> Any:
         """Give the root the rows of all, in rank order; others get None."""
         out = None if root != self.rank else out
-        key = _GATHER, x, out, None, root
+        key = _GATHER, x, out, None, root, how
         plain = counts is None and (out is not None or root != self.rank)
-        if plain and not how and (state := self._quick(*key)):
+        if plain and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self.core.failure()
+            return self.core.outcome(state)
         call = arguments.gather(self._position, x, out, root, counts)
         return self.core.run(call, _COPIES, CallOptions(**how), key if plain else None)
 
@@ -257,13 +258,13 @@ class Communicator:
         **how: Unpack[Options],
     ) -> Any:
         """Give each rank its rows of the root's x; all but the root give `out`."""
-        at_root = root == self.rank
-        key = _SCATTER, x if at_root else out, out if at_root else None, None, root
+        array, other = (x, out) if root == self.rank else (out, None)
+        key = _SCATTER, array, other, None, root, how
         plain = counts is None and out is not None
-        if plain and not how and (state := self._quick(*key)):
+        if plain and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self.core.failure()
+            return self.core.outcome(state)
         call = arguments.scatter(self._position, x, out, root, counts)
         return self.core.run(call, _COPIES, CallOptions(**how), key if plain else None)
 
@@ -281,12 +282,12 @@ class Communicator:
         With counts the shares are uneven. All ranks then give `send_counts`; they tell
         each other, and `recv_counts`, if given, is checked against what others send.
         """
-        key = _ALL_TO_ALL, x, out, None, 0
+        key = _ALL_TO_ALL, x, out, None, 0, how
         even = send_counts is None and recv_counts is None
-        if even and out is not None and not how and (state := self._quick(*key)):
+        if even and out is not None and (state := self._quick(*key)):
             if state == 1:
                 return out
-            raise self.core.failure()
+            return self.core.outcome(state)
         matrix = None
         if not even:
             matrix = object_collectives.exchange_counts(
@@ -299,13 +300,12 @@ class Communicator:
 
     def barrier(self, **how: Unpack[Options]) -> Any:
         """Wait until every rank has come here."""
-        key = _BARRIER, _NOTHING, None, None, 0
-        if not how and (state := self._quick(*key)):
+        key = _BARRIER, _NOTHING, None, None, 0, how
+        if state := self._quick(*key):
             if state == 1:
                 return None
-            raise self.core.failure()
-        nothing = readable(_NOTHING, "barrier")
-        call = arguments.Call("barrier", 0, nothing, nothing, None)
+            return self.core.outcome(state)
+        call = arguments.barrier(_NOTHING)
         return self.core.run(call, _COPIES, CallOptions(**how), key)
 
     def send(self, x: Any, dst: int, *, tag: int = 0, **how: Unpack[Options]) -> Any:

@@ -28,7 +28,7 @@ from unisono.errors import (
 from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.connecting import connecting
-from unisono.runtime.call.options import CallOptions
+from unisono.runtime.call.options import CallKey, CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
 from unisono.runtime.call.work import CallsInFlight, Work
@@ -104,7 +104,7 @@ class Core:
             *session.wait_policy, int(LATE_S * 1e9), nanoseconds(timeout_s)
         )
         self.timeout_s = timeout_s
-        self.quick = _native.quick_of(native)
+        self.quick = _native.quick_of(native, self.device.start)
         self.exceeded_s = -1.0  # the timeout of the call that broke it
         session.admit(self, native.id(), Known(name, agreed, self.world_ranks))
         self._dropped = finalize(
@@ -175,11 +175,11 @@ class Core:
         call: Call,
         reduction: Reduction,
         how: CallOptions,
-        quick: tuple[int, Any, Any, Any, int] | None = None,
+        quick: CallKey | None = None,
     ) -> Any:
-        """Run a call, or start it; `quick` is the key of the native core's cache."""
+        """Run a call, or start it; `quick` is by what it is found the next time."""
         if call.is_on_device:
-            return self.device.run(self, call, reduction, how)
+            return self.device.run(self, call, reduction, how, quick)
         self.check_usable(call.collective, lambda: describe_call(call, reduction.op))
         plan = self._plan(call, reduction, how)
         if how.async_op:
@@ -187,7 +187,7 @@ class Core:
         timeout = self._limit_ns(how.timeout_s)
         if self.native.run(plan, *call.addresses, timeout, call):
             if quick is not None and call.finish is None and how == _PLAIN:
-                self.native.remember(*quick, plan)
+                self.native.remember(*quick[:5], plan)
             return call.finished()
         raise self.failure(how.timeout_s)
 
@@ -405,6 +405,12 @@ class Core:
     def _limit_ns(self, timeout_s: float | None) -> int:
         """A call's own timeout, or the communicator's."""
         return nanoseconds(self.timeout_s if timeout_s is None else timeout_s)
+
+    def outcome(self, state: object) -> object:
+        """Of a quick call that is not done: its Work, or its error is raised."""
+        if isinstance(state, int):
+            raise self.failure()
+        return state
 
     def failure(
         self, timeout_s: float | None = None, refused: str = ""

@@ -41,7 +41,9 @@ def register() -> None:
 
     if not dist.is_available() or hasattr(dist.Backend, NAME.upper()):
         return
-    dist.Backend.register_backend(NAME, _create, extended_api=True, devices=["cpu"])
+    dist.Backend.register_backend(
+        NAME, _create, extended_api=True, devices=["cpu", "cuda"]
+    )
     if other := os.environ.get(REPLACES, "").strip().lower():
         _stand_in_for(other)
 
@@ -54,7 +56,7 @@ def _create(options: Any, pg_options: Any = None) -> Any:
 
 
 def _stand_in_for(other: str) -> None:
-    """A program that asks for the backend `other` on the CPU gets this one."""
+    """A program that asks for the backend `other` and no second one gets this one."""
     from torch.distributed import distributed_c10d
 
     c10d: Any = distributed_c10d
@@ -65,7 +67,7 @@ def _stand_in_for(other: str) -> None:
         size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kwargs: Any
     ) -> Any:
         asked = str(backend).lower()
-        if asked in (other, f"cpu:{other}"):
+        if asked in (other, f"cpu:{other}", f"cuda:{other}"):
             backend, kwargs["backend_options"] = c10d.Backend(NAME), None
         return make_group(size, rank, ranks, backend, *args, **kwargs)
 

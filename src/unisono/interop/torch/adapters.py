@@ -18,6 +18,7 @@ from typing import Any
 from unisono.errors import BadArgument
 
 VARIABLE = "UNISONO_TORCH_ADAPTER"
+DEVICES = ("cpu", "cuda")
 ADAPTERS = ("auto", "python", "compiled")
 _LOG = logging.getLogger("unisono")
 
@@ -50,6 +51,20 @@ def chosen(devices: Mapping[str, str] | None = None) -> str:
     return "compiled" if compiled.is_built() and _loads() else "python"
 
 
+def served(devices: Mapping[str, str] | None) -> tuple[str, ...]:
+    """The kinds of devices whose tensors a group of ours serves.
+
+    Those that have unisono by their name in the group; of CUDA's only if there is one.
+    """
+    import torch
+
+    ours = [
+        kind for kind in DEVICES if devices is None or devices.get(kind) == "unisono"
+    ]
+    found = tuple(k for k in ours if k != "cuda" or torch.cuda.is_available())
+    return found or ("cpu",)
+
+
 def make(options: Any, pg_options: Any = None) -> Any:
     """A process group, or a backend for one."""
     from unisono.interop.torch.rendezvous import GroupRendezvous
@@ -70,7 +85,7 @@ def make(options: Any, pg_options: Any = None) -> Any:
     if name == "python":
         from unisono.interop.torch.process_group import UnisonoProcessGroup
 
-        return UnisonoProcessGroup(rendezvous, options.store)
+        return UnisonoProcessGroup(rendezvous, options.store, served(devices))
     return _compiled_one(rendezvous, options, devices)
 
 
@@ -84,12 +99,13 @@ def adapter_of(group: Any = None) -> str:
     group = group or dist.group.WORLD
     if isinstance(group, UnisonoProcessGroup):
         return group.adapter
-    try:
-        backend = group._get_backend(torch.device("cpu"))
-        if getattr(backend, "wrapped_pg", backend).name() == "unisono":
-            return "compiled"
-    except (AttributeError, RuntimeError):
-        pass
+    for device in DEVICES:
+        try:
+            backend = group._get_backend(torch.device(device))
+            if getattr(backend, "wrapped_pg", backend).name() == "unisono":
+                return "compiled"
+        except (AttributeError, RuntimeError):
+            pass
     raise BadArgument(f"{group!r} is not a group of the unisono backend")
 
 
@@ -102,11 +118,12 @@ def _compiled_one(
     from unisono.interop.torch import compiled
     from unisono.interop.torch.collectives import TorchCollectives
 
-    calls = TorchCollectives(rendezvous)
+    kinds = served(devices)
+    calls = TorchCollectives(rendezvous, kinds)
     calls.records = False  # the compiled work does
     wrapped = c10d.get_debug_level() == c10d.DebugLevel.DETAIL  # by torch, afterwards
-    if devices is not None and len(devices) == 1 and not wrapped:
-        return compiled.make_group(calls, options.timeout, options.store)
+    if devices is not None and len(set(devices.values())) == 1 and not wrapped:
+        return compiled.make_group(calls, options.timeout, options.store, kinds)
     return compiled.make_backend(calls, options.timeout)
 
 

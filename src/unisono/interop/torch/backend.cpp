@@ -177,10 +177,12 @@ public:
 
 c10::intrusive_ptr<c10d::ProcessGroup> make_group(const c10::intrusive_ptr<c10d::Store> &store,
                                                   int rank, int size,
-                                                  const c10::intrusive_ptr<c10d::Backend> &b) {
+                                                  const c10::intrusive_ptr<c10d::Backend> &b,
+                                                  const std::vector<c10::Device> &devices) {
   constexpr auto type = c10d::ProcessGroup::BackendType::CUSTOM;
   auto group = c10::make_intrusive<UnisonoGroup>(store, rank, size);
-  group->setBackend(at::kCPU, type, b);
+  for (const c10::Device &device : devices)
+    group->setBackend(device.type(), type, b);
   group->setDefaultBackend(type);
   return group;
 }

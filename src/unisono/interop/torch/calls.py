@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,12 @@ OPS = {
 
 
 class CallBuilder:
-    """Gathers the calls, what must live until they are done, and what comes after."""
+    """Gathers the calls, what must live until they are done, and what comes after.
+
+    Those of tensors on the CPU; of others see `stream_calls.py`.
+    """
+
+    blocks = False  # whether the host waits for work on a device
 
     def __init__(self, group: GroupHandle, opts: Any, outputs: Any) -> None:
         """`opts` are torch's options of the call."""
@@ -51,8 +57,24 @@ class CallBuilder:
         self._elements = 0
         self._record: Any = None
 
+    def __enter__(self) -> Self:
+        """The calls are made inside."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """They are made."""
+
     def keep(self, tensor: Tensor) -> Tensor:
-        """Hold on to a tensor until all is done."""
+        """Hold on to a tensor until all is done; BadArgument if it is elsewhere."""
+        if not tensor.is_cpu:
+            raise BadArgument(
+                f"tensors on cpu and {tensor.device} in one call, expected one device"
+            )
         self._holds.append(tensor)
         return tensor
 
@@ -75,14 +97,14 @@ class CallBuilder:
         x = self.written(tensor, what)
         if op.op == dist.ReduceOp.PREMUL_SUM:
             with torch.no_grad():
-                x.detach().mul_(op.factor)
+                x.detach().mul_(_factor(op))
             return x, "sum"
         return x, OPS[op.op]
 
     def scaled(self, x: Tensor, op: Any) -> tuple[Tensor, str]:
         """The same for one that is only read."""
         if op.op == dist.ReduceOp.PREMUL_SUM:
-            return self.keep((x.detach() * op.factor).to(x.dtype)), "sum"
+            return self.keep((x.detach() * _factor(op)).to(x.dtype)), "sum"
         return self.keep(x), OPS[op.op]
 
     def all_gather(self, into: Tensor, x: Tensor, counts: tuple[int, ...]) -> None:
@@ -145,7 +167,8 @@ class CallBuilder:
 
     def _all_counts(self, gives: list[int]) -> list[list[int]]:
         n = self._group.size
-        mine, all_ranks = torch.tensor(gives), torch.empty(n, n, dtype=torch.int64)
+        mine = torch.tensor(gives, device="cpu")
+        all_ranks = torch.empty(n, n, dtype=torch.int64, device="cpu")
         self._group.start(
             *("all_gather", type_of(mine), n * n),
             *(mine.data_ptr(), all_ranks.data_ptr()),
@@ -166,9 +189,7 @@ class CallBuilder:
         root: int = 0,
     ) -> None:
         """Make a call of the engine."""
-        if self._record is None:
-            self._record = self._group.begun(collective)
-        self._elements += counts if isinstance(counts, int) else sum(counts)
+        self._count(collective, counts)
         part = self._group.start(
             *(collective, kind, counts, input_at, output_at),
             op=op,
@@ -180,6 +201,12 @@ class CallBuilder:
         if part is not None:
             self._parts.append(part)
             self._group.latest = part
+
+    def _count(self, collective: str, counts: int | tuple[int, ...]) -> None:
+        """One more call; the first begins the record of all."""
+        if self._record is None:
+            self._record = self._group.begun(collective)
+        self._elements += counts if isinstance(counts, int) else sum(counts)
 
     def end(self) -> PendingCall:
         """The work; what is done at once is brought home at once."""
@@ -239,3 +266,8 @@ def overlap(one: Tensor, other: Tensor, elements: int) -> bool:
     begin, end = one.data_ptr(), one.data_ptr() + one.numel() * one.element_size()
     at = other.data_ptr()
     return begin < at + elements * other.element_size() and at < end
+
+
+def _factor(op: Any) -> Any:
+    """What a premultiplied sum multiplies by; torch 2.11 has no attribute for it."""
+    return op.factor if hasattr(op, "factor") else op.__getstate__()[1]

@@ -2,7 +2,8 @@
 
 Every method takes the tensors and options of torch's method of that name and returns
 the work. A blocking call runs on the caller's thread; the others are queued for the
-native progress thread, after everything that was called before.
+native progress thread, after everything that was called before. Calls on CUDA tensors
+are launched by the device plane, on streams (`streams.py`).
 """
 
 from __future__ import annotations
@@ -21,12 +22,17 @@ from unisono.interop.torch import profiling, sparse
 from unisono.interop.torch.calls import OPS, CallBuilder, limit_of, overlap, shares
 from unisono.interop.torch.dynamo import leave_out
 from unisono.interop.torch.rendezvous import GroupRendezvous
+from unisono.interop.torch.stream_calls import StreamCallBuilder
+from unisono.interop.torch.stream_work import StagedMessage, together
+from unisono.interop.torch.streams import CallStreams, barrier_device
 from unisono.interop.torch.tensors import (
-    Finish,
+    first_of,
     joined_to_read,
     known,
     moved_as,
+    pinned_like,
     simple,
+    to_host,
     to_read,
     to_write,
     type_of,
@@ -39,8 +45,9 @@ from unisono.interop.torch.work import (
     for_torch,
 )
 from unisono.runtime.call.work import Work as Part
+from unisono.runtime.core import Core
 
-_NOTHING = torch.empty(0, dtype=torch.uint8)
+_NOTHING = torch.empty(0, dtype=torch.uint8, device="cpu")
 _SMALL = 64
 _LEAVING_S = 10.0
 
@@ -48,8 +55,16 @@ _LEAVING_S = 10.0
 class TorchCollectives:
     """The calls of one group on one rank."""
 
-    def __init__(self, rendezvous: GroupRendezvous) -> None:
-        """No rank is connected yet, unless this is the group of all."""
+    def __init__(
+        self, rendezvous: GroupRendezvous, devices: Sequence[str] = ("cpu",)
+    ) -> None:
+        """No rank is connected yet, unless this is the group of all.
+
+        `devices` are the kinds of devices whose tensors it serves.
+        """
+        self.devices = devices
+        self._streams: dict[int, CallStreams] = {}  # by the number of the device
+        self._used: torch.device | None = None  # by a collective
         self.rendezvous = rendezvous
         self.rank, self.size = rendezvous.rank, rendezvous.size
         self.timeout_s = rendezvous.timeout_s
@@ -69,41 +84,41 @@ class TorchCollectives:
             if op is not None:
                 (x,) = tensors
                 return self._now("all_reduce", tensors, x, x, x.numel(), opts, op)
-        if len(tensors) == 1 and tensors[0].is_sparse:
+        if len(tensors) == 1 and tensors[0].is_sparse and not tensors[0].is_cuda:
             op = opts.reduceOp.op
             return self._at_once(
                 tensors, lambda: sparse.all_reduce(self, tensors[0], op)
             )
-        run = CallBuilder(self, opts, tensors)
-        for tensor in tensors:
-            x, op = run.reduced(tensor, opts.reduceOp, "all_reduce")
-            at = x.data_ptr()
-            run.call("all_reduce", type_of(x), x.numel(), at, at, op)
-        return run.end()
+        with self._building(opts, tensors) as run:
+            for tensor in tensors:
+                x, op = run.reduced(tensor, opts.reduceOp, "all_reduce")
+                at = x.data_ptr()
+                run.call("all_reduce", type_of(x), x.numel(), at, at, op)
+            return run.end()
 
     def reduce(self, tensors: Sequence[Tensor], opts: Any) -> PendingCall:
         """The same, for the root alone."""
-        run = CallBuilder(self, opts, tensors)
         (tensor,) = tensors
-        if self.rank == opts.rootRank:
-            x, op = run.reduced(tensor, opts.reduceOp, "reduce")
-        else:
-            x, op = run.scaled(to_read(tensor, "reduce"), opts.reduceOp)
-        at, root = x.data_ptr(), opts.rootRank
-        run.call("reduce", type_of(x), x.numel(), at, at, op, root)
-        return run.end()
+        with self._building(opts, tensors) as run:
+            if self.rank == opts.rootRank:
+                x, op = run.reduced(tensor, opts.reduceOp, "reduce")
+            else:
+                x, op = run.scaled(to_read(tensor, "reduce"), opts.reduceOp)
+            at, root = x.data_ptr(), opts.rootRank
+            run.call("reduce", type_of(x), x.numel(), at, at, op, root)
+            return run.end()
 
     def reduce_scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
     ) -> PendingCall:
         """One tensor for each rank, reduced over all ranks; uneven ones too."""
-        run = CallBuilder(self, opts, outputs)
-        for output, parts in zip(outputs, inputs, strict=True):
-            self._expect("reduce_scatter", parts)
-            x = joined_to_read(parts, "reduce_scatter")
-            counts = tuple(part.numel() for part in parts)
-            run.reduce_scatter(output, x, counts, opts.reduceOp)
-        return run.end()
+        with self._building(opts, outputs, inputs) as run:
+            for output, parts in zip(outputs, inputs, strict=True):
+                self._expect("reduce_scatter", parts)
+                x = joined_to_read(parts, "reduce_scatter")
+                counts = tuple(part.numel() for part in parts)
+                run.reduce_scatter(output, x, counts, opts.reduceOp)
+            return run.end()
 
     def reduce_scatter_single(
         self, output: Tensor, x: Tensor, opts: Any
@@ -119,40 +134,40 @@ class TorchCollectives:
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
     ) -> PendingCall:
         """The same for several."""
-        run = CallBuilder(self, opts, outputs)
-        for output, x in zip(outputs, inputs, strict=True):
-            if x.numel() != output.numel() * self.size:
-                raise BadArgument(
-                    f"reduce_scatter: an input of {x.numel()} elements for an output "
-                    f"of {output.numel()} on each of {self.size} ranks"
-                )
-            counts = (output.numel(),) * self.size
-            x = to_read(x, "reduce_scatter")
-            run.reduce_scatter(output, x, counts, opts.reduceOp)
-        return run.end()
+        with self._building(opts, outputs, inputs) as run:
+            for output, x in zip(outputs, inputs, strict=True):
+                if x.numel() != output.numel() * self.size:
+                    raise BadArgument(
+                        f"reduce_scatter: an input of {x.numel()} elements for an "
+                        f"output of {output.numel()} on each of {self.size} ranks"
+                    )
+                counts = (output.numel(),) * self.size
+                x = to_read(x, "reduce_scatter")
+                run.reduce_scatter(output, x, counts, opts.reduceOp)
+            return run.end()
 
     # --- copying
 
     def broadcast(self, tensors: Sequence[Tensor], opts: Any) -> PendingCall:
         """The root's tensors on every rank."""
-        run = CallBuilder(self, opts, tensors)
-        for tensor in tensors:
-            x = run.written(tensor, "broadcast")
-            kind, times = moved_as(x)
-            at, root = x.data_ptr(), opts.rootRank
-            run.call("broadcast", kind, x.numel() * times, at, at, root=root)
-        return run.end()
+        with self._building(opts, tensors) as run:
+            for tensor in tensors:
+                x = run.written(tensor, "broadcast")
+                kind, times = moved_as(x)
+                at, root = x.data_ptr(), opts.rootRank
+                run.call("broadcast", kind, x.numel() * times, at, at, root=root)
+            return run.end()
 
     def allgather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
     ) -> PendingCall:
         """The tensors of all ranks on every rank, one output for each."""
-        run = CallBuilder(self, opts, outputs)
-        for into, x in zip(outputs, inputs, strict=True):
-            self._expect("all_gather", into)
-            counts = tuple(part.numel() for part in into)
-            run.all_gather(run.joined(into, "all_gather"), x, counts)
-        return run.end()
+        with self._building(opts, outputs, inputs) as run:
+            for into, x in zip(outputs, inputs, strict=True):
+                self._expect("all_gather", into)
+                counts = tuple(part.numel() for part in into)
+                run.all_gather(run.joined(into, "all_gather"), x, counts)
+            return run.end()
 
     def allgather_coalesced(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
@@ -172,61 +187,61 @@ class TorchCollectives:
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
     ) -> PendingCall:
         """The same for several."""
-        run = CallBuilder(self, opts, outputs)
-        for output, x in zip(outputs, inputs, strict=True):
-            if output.numel() != x.numel() * self.size:
-                raise BadArgument(
-                    f"all_gather: an output of {output.numel()} elements for inputs of "
-                    f"{x.numel()} on each of {self.size} ranks"
-                )
-            counts = (x.numel(),) * self.size
-            run.all_gather(run.written(output, "all_gather"), x, counts)
-        return run.end()
+        with self._building(opts, outputs, inputs) as run:
+            for output, x in zip(outputs, inputs, strict=True):
+                if output.numel() != x.numel() * self.size:
+                    raise BadArgument(
+                        f"all_gather: an output of {output.numel()} elements for "
+                        f"inputs of {x.numel()} on each of {self.size} ranks"
+                    )
+                counts = (x.numel(),) * self.size
+                run.all_gather(run.written(output, "all_gather"), x, counts)
+            return run.end()
 
     def gather(
         self, outputs: Sequence[Sequence[Tensor]], inputs: Sequence[Tensor], opts: Any
     ) -> PendingCall:
         """The tensors of all ranks on the root."""
-        run = CallBuilder(self, opts, outputs)
         (tensor,) = inputs
-        x = run.keep(to_read(tensor, "gather"))
-        kind, times = moved_as(x)
-        count, into = x.numel() * times * self.size, 0
-        if self.rank == opts.rootRank:
-            self._expect("gather", outputs[0])
-            _refuse_uneven("gather", outputs[0], x)
-            into = run.joined(outputs[0], "gather").data_ptr()
-        run.call("gather", kind, count, x.data_ptr(), into, root=opts.rootRank)
-        return run.end()
+        with self._building(opts, outputs, inputs) as run:
+            x = run.keep(to_read(tensor, "gather"))
+            kind, times = moved_as(x)
+            count, into = x.numel() * times * self.size, 0
+            if self.rank == opts.rootRank:
+                self._expect("gather", outputs[0])
+                _refuse_uneven("gather", outputs[0], x)
+                into = run.joined(outputs[0], "gather").data_ptr()
+            run.call("gather", kind, count, x.data_ptr(), into, root=opts.rootRank)
+            return run.end()
 
     def scatter(
         self, outputs: Sequence[Tensor], inputs: Sequence[Sequence[Tensor]], opts: Any
     ) -> PendingCall:
         """The root's tensors, one for each rank."""
-        run = CallBuilder(self, opts, outputs)
         (output,) = outputs
-        y = run.written(output, "scatter")
-        kind, times = moved_as(y)
-        count, start = y.numel() * times * self.size, 0
-        if self.rank == opts.rootRank:
-            self._expect("scatter", inputs[0])
-            _refuse_uneven("scatter", inputs[0], y)
-            start = run.keep(joined_to_read(inputs[0], "scatter")).data_ptr()
-        run.call("scatter", kind, count, start, y.data_ptr(), root=opts.rootRank)
-        return run.end()
+        with self._building(opts, outputs, inputs) as run:
+            y = run.written(output, "scatter")
+            kind, times = moved_as(y)
+            count, start = y.numel() * times * self.size, 0
+            if self.rank == opts.rootRank:
+                self._expect("scatter", inputs[0])
+                _refuse_uneven("scatter", inputs[0], y)
+                start = run.keep(joined_to_read(inputs[0], "scatter")).data_ptr()
+            run.call("scatter", kind, count, start, y.data_ptr(), root=opts.rootRank)
+            return run.end()
 
     def alltoall(
         self, outputs: Sequence[Tensor], inputs: Sequence[Tensor], opts: Any
     ) -> PendingCall:
         """One tensor for each rank, and one from each; any sizes."""
-        run = CallBuilder(self, opts, outputs)
         self._expect("all_to_all", outputs)
         self._expect("all_to_all", inputs)
-        x = joined_to_read(inputs, "all_to_all")
-        y = run.joined(outputs, "all_to_all")
-        gives, gets = ([t.numel() for t in some] for some in (inputs, outputs))
-        run.all_to_all(y, x, gives, gets, same=False)
-        return run.end()
+        with self._building(opts, outputs, inputs) as run:
+            x = joined_to_read(inputs, "all_to_all")
+            y = run.joined(outputs, "all_to_all")
+            gives, gets = ([t.numel() for t in some] for some in (inputs, outputs))
+            run.all_to_all(y, x, gives, gets, same=False)
+            return run.end()
 
     def all_to_all_single(
         self,
@@ -241,52 +256,93 @@ class TorchCollectives:
         alike = same and x.dim() > 0 and x.shape[0] % self.size == 0
         if alike and self._fits(opts, x, output, 1, 1):
             return self._now("all_to_all", [output], x, output, x.numel(), opts)
-        run = CallBuilder(self, opts, [output])
-        x, y = to_read(x, "all_to_all"), run.written(output, "all_to_all")
-        gives = shares(x, input_splits, self.size)
-        gets = shares(y, output_splits, self.size)
-        run.all_to_all(y, x, gives, gets, same=same)
-        return run.end()
+        with self._building(opts, [output], x) as run:
+            x, y = to_read(x, "all_to_all"), run.written(output, "all_to_all")
+            gives = shares(x, input_splits, self.size)
+            gets = shares(y, output_splits, self.size)
+            run.all_to_all(y, x, gives, gets, same=same)
+            return run.end()
 
     # --- the rest
 
     def barrier(self, opts: Any) -> PendingCall:
-        """Wait until every rank has come here."""
+        """Wait until every rank has come here, and with a device its stream, too."""
+        device = barrier_device(opts, self.devices, self._used)
+        if device is not None:
+            return self._device_barrier(device, opts)
         run = CallBuilder(self, opts, [])
         kind, _ = moved_as(_NOTHING)
         run.call("barrier", kind, 0, 0, 0)
         return run.end()
 
+    def _device_barrier(self, device: torch.device, opts: Any) -> PendingCall:
+        """An all_reduce of one element, whose work has the host wait, as NCCL's."""
+        x = torch.zeros(1, device=device)
+        with self._building(opts, [], x) as run:
+            at = run.keep(x).data_ptr()
+            run.call("all_reduce", type_of(x), 1, at, at)
+            run.blocks = True
+            return run.end()
+
     def send(self, tensors: Sequence[Tensor], to: int, tag: int) -> PendingCall:
         """One message."""
         (tensor,) = tensors
-        x = to_read(tensor, "send")
-        return self._message(PendingCall, tensors, None, "send", x, to, tag)
+        if tensor.is_cuda:
+            x = to_host(tensor)
+            return self._staged(tensors, self._begin("send", x, to, tag))
+        part = self._begin("send", to_read(tensor, "send"), to, tag)
+        return self.made(PendingCall(tensors, [part], None, self.completer), 0)
 
     def recv(self, tensors: Sequence[Tensor], src: int | None, tag: int) -> PendingCall:
         """One message, from `src` or from any rank."""
         (tensor,) = tensors
+        if tensor.is_cuda:
+            room = pinned_like(tensor)
+            part = self._begin("recv", room, src, tag)
+            return self._staged(tensors, part, room)
         y, finish = to_write(tensor, "recv")
         kind = AnySourceRecv if src is None else PendingCall
-        return self._message(kind, tensors, finish, "recv", y, src, tag)
+        part = self._begin("recv", y, src, tag)
+        return self.made(kind(tensors, [part], finish, self.completer), 0)
 
-    def _message(
-        self,
-        kind: type[PendingCall],
-        tensors: Sequence[Tensor],
-        finish: Finish | None,
-        name: str,
-        x: Tensor,
-        peer: int | None,
-        tag: int,
-    ) -> PendingCall:
-        x = known(x)
+    def _begin(self, name: str, x: Tensor, peer: int | None, tag: int) -> Part:
+        """Begin to send or to receive, in the memory of the host."""
         try:
             call = getattr(self.rendezvous.communicator(), name)
-            part = call(x, peer, tag=tag, async_op=True, timeout_s=self.timeout_s)
+            begun: Part = call(
+                known(x), peer, tag=tag, async_op=True, timeout_s=self.timeout_s
+            )
         except UnisonoError as error:
             raise for_torch(error) from None
-        return self.made(kind(tensors, [part], finish, self.completer), 0)
+        return begun
+
+    def _staged(
+        self, tensors: Sequence[Tensor], part: Part, room: Tensor | None = None
+    ) -> PendingCall:
+        streams = self._streams_of(tensors[0])
+        work = StagedMessage(tensors, part, streams, self.completer, room)
+        return self.made(work, 0)
+
+    def _streams_of(self, tensor: Tensor) -> CallStreams:
+        """Those of a CUDA tensor's device; BadArgument if the group serves none."""
+        if "cuda" not in self.devices:
+            raise BadArgument(
+                f"the tensor is on {tensor.device}, but the group serves the CPU alone"
+            )
+        index = tensor.device.index
+        found = self._streams.get(index)
+        if found is None:
+            found = self._streams.setdefault(index, CallStreams(tensor))
+        return found
+
+    def _building(self, opts: Any, outputs: Any, inputs: Any = ()) -> CallBuilder:
+        """A builder for the device that the tensors are on."""
+        some = first_of(outputs, inputs)
+        if some is None or not some.is_cuda:
+            return CallBuilder(self, opts, outputs)
+        streams = self._streams_of(some)
+        self._used = some.device
+        return StreamCallBuilder(self, opts, outputs, inputs, streams)
 
     def monitored_barrier(self, timeout: timedelta, wait_all_ranks: bool) -> None:
         """A barrier at which rank 0 names the missing ranks, through the store."""
@@ -299,6 +355,8 @@ class TorchCollectives:
     def end_together(self) -> PendingCall:
         """That work."""
         works, self._together = self._together or [], None
+        if (one := together(works)) is not None:
+            return one
         parts = [part for work in works for part in work.parts]
 
         def finish() -> None:
@@ -322,6 +380,8 @@ class TorchCollectives:
         """Leave the group at once."""
         self.completer.close()
         self.rendezvous.close()
+        for streams in self._streams.values():
+            streams.clear()
 
     def _fits(self, opts: Any, x: Tensor, y: Tensor, more: int, fewer: int) -> bool:
         """Whether a blocking call can be made at once: y has more/fewer of x."""
@@ -359,6 +419,14 @@ class TorchCollectives:
     def begun(self, collective: str) -> Any:
         """The profiler's record of a call that begins, unless the adapter has one."""
         return profiling.begun(collective) if self.records else None
+
+    @property
+    def core(self) -> Core:
+        """That of the communicator, which is made on first use."""
+        try:
+            return self.rendezvous.communicator().core
+        except UnisonoError as error:
+            raise for_torch(error) from None
 
     def start(self, *call: Any, **how: Any) -> Part | None:
         """`Core.start`, whose errors are torch's as well."""

@@ -24,6 +24,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Sequence
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -108,14 +109,15 @@ def load() -> ModuleType:
 
 
 def make_backend(calls: Any, timeout: Any) -> Any:
-    """A `c10d::Backend` of this rank, to be registered for the CPU."""
+    """A `c10d::Backend` of this rank, to be registered for its devices."""
     return load().make_backend(calls, calls.rank, calls.size, timeout)
 
 
-def make_group(calls: Any, timeout: Any, store: Any) -> Any:
-    """A whole process group around it, which has our name."""
+def make_group(calls: Any, timeout: Any, store: Any, devices: Sequence[str]) -> Any:
+    """A whole process group around it, which has our name and serves these devices."""
     backend = make_backend(calls, timeout)
-    return load().make_group(store, calls.rank, calls.size, backend)
+    kinds = [torch.device(device) for device in devices]
+    return load().make_group(store, calls.rank, calls.size, backend, kinds)
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from unisono.interop.torch.work import Completer, PendingCall
 from unisono.runtime.call.work import Work as Part
+from unisono.runtime.core import Core
 
 
 class GroupHandle(Protocol):
@@ -21,6 +22,10 @@ class GroupHandle(Protocol):
     @property
     def timeout_s(self) -> float:
         """The limit of calls that have none of their own."""
+
+    @property
+    def core(self) -> Core:
+        """That of the group's communicator."""
 
     def start(self, *call: Any, **how: Any) -> Part | None:
         """Begin or run one collective of the engine."""

@@ -28,10 +28,15 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     adapter = "python"
 
-    def __init__(self, rendezvous: GroupRendezvous, store: Any) -> None:
-        """`store` is the group's own."""
+    def __init__(
+        self,
+        rendezvous: GroupRendezvous,
+        store: Any,
+        devices: Sequence[str] = ("cpu",),
+    ) -> None:
+        """`store` is the group's own; `devices` are those whose tensors it serves."""
         super().__init__(rendezvous.rank, rendezvous.size)
-        self._calls = TorchCollectives(rendezvous)
+        self._calls = TorchCollectives(rendezvous, devices)
         self._store = store
         self._group_name = rendezvous.name
         self._description = "undefined"
@@ -80,11 +85,12 @@ class UnisonoProcessGroup(dist.ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return [torch.device("cpu")]
+        return [torch.device(kind) for kind in self._calls.devices]
 
     def _get_backend(self, device: torch.device) -> UnisonoProcessGroup:
-        if torch.device(device).type != "cpu":
-            raise RuntimeError(f"unisono supports the CPU only, not {device}")
+        if torch.device(device).type not in self._calls.devices:
+            kinds = " and ".join(self._calls.devices)
+            raise RuntimeError(f"this group serves tensors on {kinds}, not {device}")
         return self
 
     supports_splitting = supports_coalescing = False

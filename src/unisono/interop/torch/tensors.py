@@ -1,5 +1,8 @@
 """Tensors as the engine sees them: an address, a type, and a number of elements.
 
+On the CPU or on a CUDA device: what torch does here for the latter is on its current
+stream.
+
 What does not lie in one piece is copied into something that does. Several tensors in a
 row are one piece if they happen to lie one after the other, as the shards of a flat
 parameter do; then nothing is copied.
@@ -8,6 +11,7 @@ parameter do; then nothing is copied.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,8 +52,11 @@ def known(tensor: Tensor) -> Tensor:
 
 def check(tensor: Tensor, what: str) -> None:
     """Refuse what the engine cannot reach."""
-    if tensor.device.type != "cpu":
-        raise BadArgument(f"{what}: the tensor is on {tensor.device}, expected the CPU")
+    if not (tensor.is_cpu or tensor.is_cuda):
+        raise BadArgument(
+            f"{what}: the tensor is on {tensor.device}, expected the CPU or a CUDA "
+            "device"
+        )
     if tensor.layout is not torch.strided:
         raise BadArgument(
             f"{what}: the tensor is {tensor.layout}, expected a dense one"
@@ -69,6 +76,28 @@ def simple(tensor: Tensor) -> bool:
         and tensor.layout is torch.strided
         and plain(tensor)
     )
+
+
+def first_of(*some: Any) -> Tensor | None:
+    """The first tensor of tensors and lists of them."""
+    for one in some:
+        found = one if isinstance(one, Tensor) else first_of(*one)
+        if found is not None:
+            return found
+    return None
+
+
+def to_host(tensor: Tensor) -> Tensor:
+    """A copy of a CUDA tensor in pinned memory; the host waits for it."""
+    room = pinned_like(tensor)
+    with torch.no_grad():
+        room.copy_(tensor.detach())
+    return room
+
+
+def pinned_like(tensor: Tensor) -> Tensor:
+    """Room for a CUDA tensor in one piece, in pinned memory of the host."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
 
 
 def to_read(tensor: Tensor, what: str) -> Tensor:
@@ -125,7 +154,7 @@ def joined_to_write(
     if _in_a_row(tensors) and not _overlapping(tensors):
         return tensors[0], None
     sizes = [tensor.numel() for tensor in tensors]
-    room = torch.empty(sum(sizes), dtype=tensors[0].dtype)
+    room = tensors[0].detach().new_empty(sum(sizes))
 
     def finish() -> None:
         with torch.no_grad():

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/core/ivalue.h>
+#include <c10/core/StreamGuard.h>
 #include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -66,7 +69,7 @@ public:
 
   // The call goes on without its handle: its tensors must stay, and its result come home.
   ~UnisonoWork() override {
-    if (over_ || !pending_ || CallbackPool::get().ended())
+    if (over_ || queued_ || !pending_ || CallbackPool::get().ended())
       return;
     py::gil_scoped_acquire locked;
     try {
@@ -85,9 +88,13 @@ public:
 
   // With Python's lock: what the call has returned.
   void begin(py::object pending) {
-    const bool done = py::len(pending.attr("native_parts")()) == 0;
+    queued_ = py::len(pending.attr("native_parts")()) == 0;
+    if (const py::object place = pending.attr("stream_place")(); !place.is_none()) {
+      const auto [stream, device] = place.cast<std::pair<c10::StreamId, c10::DeviceIndex>>();
+      stream_ = c10::Stream::unpack3(stream, device, c10::DeviceType::CUDA);
+    }
     pending_ = PyReference(std::move(pending));
-    if (done)
+    if (queued_)
       end();
     else if (recordFunctionEndCallback_)
       CompletionWatch::begin(*pending_, [self = self()](bool) { self->finish(); });
@@ -134,8 +141,14 @@ public:
     py::gil_scoped_acquire locked; // also keeps two from making one each
     if (future_)
       return future_;
-    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
-    if (isCompleted()) // and nobody waits for the future yet
+    std::vector<c10::Device> devices;
+    if (stream_)
+      devices.push_back(stream_->device());
+    future_ = c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(),
+                                                       std::move(devices));
+    if (queued_ && stream_) // who waits for the future waits on a stream
+      complete(false);
+    else if (isCompleted()) // and nobody waits for the future yet
       complete(!over_);
     else
       CompletionWatch::begin(*pending_, [self = self(), asks = !plain(*pending_)](bool well) {
@@ -158,7 +171,7 @@ private:
   }
 
   void end() {
-    over_ = true;
+    over_ = !stream_; // another stream may have to wait for it as well
     finish();
   }
 
@@ -186,6 +199,9 @@ private:
       future_->setError(error);
     } else {
       end();
+      c10::OptionalStreamGuard behind; // what is on the stream
+      if (stream_)
+        behind.reset_stream(*stream_);
       future_->markCompleted(outputs_);
     }
   }
@@ -193,6 +209,8 @@ private:
   Tensors outputs_;
   PyReference pending_;
   std::atomic<bool> over_ = false; // it has ended well
+  bool queued_ = false;            // it has ended, or its stream has all of it
+  std::optional<c10::Stream> stream_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
 };
 

@@ -121,6 +121,10 @@ class PendingCall(dist.Work):
         """What is, or was, in flight; nothing if it was done at once or is settled."""
         return [part.native for part in self._parts if part.native is not None]
 
+    def stream_place(self) -> tuple[int, int] | None:
+        """Which stream it is on, as torch numbers them and their devices, if any."""
+        return None
+
     def plain(self) -> bool:
         """Whether nothing is left to do once its parts have ended well."""
         return bool(self._parts) and self._finish is None
@@ -195,7 +199,7 @@ class PendingCall(dist.Work):
         with self._lock:
             if self._future is not None:
                 return self._future
-            raw: Any = torch.futures.Future()
+            raw = self._new_future()
             # An error set on a future is a value like others to C++; one that is raised
             # by a callback is an error there, too.
             self._future = raw.then(lambda done: done.wait())
@@ -204,6 +208,9 @@ class PendingCall(dist.Work):
         else:
             self._completer.add(self, raw)
         return self._future
+
+    def _new_future(self) -> Any:
+        return torch.futures.Future()
 
     def complete(self, raw: Any) -> None:
         """Give the future, if there is one, its value or its error."""

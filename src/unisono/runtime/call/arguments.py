@@ -215,6 +215,12 @@ def all_to_all(
     return Call("all_to_all", counts, source, target, result, finish, 0, whole)
 
 
+def barrier(nothing: Any) -> Call:
+    """No element of an empty array."""
+    moved = readable(nothing, "barrier")
+    return Call("barrier", 0, moved, moved, None)
+
+
 def _alike(
     where: str,
     agreed: Buffer,

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from unisono import _native
 from unisono.devices.arrays import (
     DeviceArray,
+    DeviceView,
     is_on_device,
     is_tensor,
     new_array,
@@ -73,12 +74,29 @@ def address_of(x: NDArray[Any]) -> int:
 def buffer_of(x: Any, where: str) -> Buffer:
     """The buffer of a contiguous array."""
     if is_on_device(x):
-        view = view_of(x, where)
-        address = 0 if 0 in view.shape else view.address
-        return Buffer(x, address, view.shape, view.dtype, view.ordinal)
+        return _viewed(x, view_of(x, where))
     if is_tensor(x):
         return Buffer(x, x.data_ptr(), tuple(x.shape), dtype_of(x))
     return Buffer(x, address_of(x), x.shape, _dtype(x, where))
+
+
+def _viewed(x: Any, view: DeviceView) -> Buffer:
+    """The buffer of an array on a device."""
+    address = 0 if 0 in view.shape else view.address
+    return Buffer(x, address, view.shape, view.dtype, view.ordinal)
+
+
+def _on_device(x: Any, where: str, *, written: bool) -> Buffer:
+    """The buffer of an array on a device that is no tensor: it is looked at once."""
+    view = view_of(x, where)
+    if written and view.is_readonly:
+        raise BadArgument(f"{where}: the array is read-only, but is written to")
+    if not view.is_contiguous:
+        raise BadArgument(
+            f"{where}: the array on the device is not contiguous; make it so with "
+            "its own library"
+        )
+    return _viewed(x, view)
 
 
 def readable(x: Any, where: str) -> Buffer:
@@ -87,13 +105,8 @@ def readable(x: Any, where: str) -> Buffer:
     if is_tensor(x):
         plain = x.detach()
         return buffer_of(_resolved(plain).contiguous(), where)
-    if is_on_device(x):
-        if not view_of(x, where).is_contiguous:
-            raise BadArgument(
-                f"{where}: the array on the device is not contiguous; make it so with "
-                "its own library"
-            )
-        return buffer_of(x, where)
+    if not isinstance(x, np.ndarray):
+        return _on_device(x, where, written=False)
     if not x.flags.c_contiguous:
         _dtype(x, where)
         x = np.ascontiguousarray(x)
@@ -103,17 +116,14 @@ def readable(x: Any, where: str) -> Buffer:
 def writable(x: Any, where: str) -> tuple[Buffer, bool]:
     """The buffer of an output, and whether it is a copy to be copied back."""
     _refuse_others(x, where)
-    if not is_tensor(x) and _is_readonly(x, where):
-        raise BadArgument(f"{where}: the array is read-only, but is written to")
+    if isinstance(x, np.ndarray):
+        if not x.flags.writeable:
+            raise BadArgument(f"{where}: the array is read-only, but is written to")
+    elif not is_tensor(x):
+        return _on_device(x, where, written=True), False
     if is_contiguous(x):
         return buffer_of(x, where), False
     return readable(x, where), True
-
-
-def _is_readonly(x: Any, where: str) -> bool:
-    if is_on_device(x):
-        return view_of(x, where).is_readonly
-    return not x.flags.writeable
 
 
 def is_contiguous(x: Any) -> bool:

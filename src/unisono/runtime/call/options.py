@@ -21,6 +21,10 @@ class Options(TypedDict, total=False):
     stream: Any
 
 
+CallKey = tuple[int, Any, Any, Any, int, Options]
+"""The arguments of a plain call: collective, x, out, op, root and options."""
+
+
 class CallOptions(NamedTuple):
     """The same options with their defaults."""
 

@@ -9,10 +9,12 @@ from unisono import _native
 from unisono.devices.arrays import DeviceView
 from unisono.errors import DeviceError
 from unisono.runtime.call.arguments import Call
-from unisono.runtime.call.options import CallOptions
+from unisono.runtime.call.options import CallKey, CallOptions, Options
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.device.explain import explain_on_device
 from unisono.runtime.device.plane import DevicePlane, HostHalf
+from unisono.runtime.device.quick import NAMES, QuickCalls
+from unisono.runtime.device.work import DeviceWork
 from unisono.schedule.collective import Collective
 
 
@@ -22,22 +24,44 @@ class DeviceHalf:
     def __init__(self) -> None:
         """It is given its communicator with each call, and refers to it weakly."""
         self._plane: DevicePlane | None = None
+        self._quick: QuickCalls | None = None
 
     def run(
-        self, host: HostHalf, call: Call, reduction: Reduction, how: CallOptions
+        self,
+        host: HostHalf,
+        call: Call,
+        reduction: Reduction,
+        how: CallOptions,
+        key: CallKey | None,
     ) -> Any:
-        """Run a call, or start it; at the first one all ranks connect their devices."""
+        """Run a call, or start it; at the first one all ranks connect their devices.
+
+        By its key, if it has one, `start` finds the next call like it.
+        """
         try:
             if self._plane is None:
                 host.check_usable(call.collective)
                 self._plane = DevicePlane(host, call.device)
+                self._quick = QuickCalls(self._plane)
                 host.in_flight.device = self._plane.native
                 host.in_flight.device_arrays = self._plane.kept
-            return self._plane.run(call, reduction, how)
+            result = self._plane.run(call, reduction, how)
         except _native.CudaError as why:
-            raise DeviceError(
-                f"{call.collective}: CUDA's driver failed: {why}"
-            ) from why
+            raise _driver_failed(call.collective, why) from why
+        if key is not None and self._quick is not None:
+            self._quick.remember(call, reduction, how, key)
+        return result
+
+    def start(
+        self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
+    ) -> int | DeviceWork:
+        """Start a call like one that was made before: 1 or its Work, 0 if none was."""
+        if self._quick is None:
+            return 0
+        try:
+            return self._quick.start(kind, x, out, op, root, how)
+        except _native.CudaError as why:
+            raise _driver_failed(NAMES[kind], why) from why
 
     def explain(
         self,
@@ -51,6 +75,12 @@ class DeviceHalf:
         """What would run for a call on such an array; nothing is run or made."""
         return explain_on_device(self._plane, n, what, view, nbytes, root, how)
 
+    def check(self, host: HostHalf, what: str) -> None:
+        """Raise the error of the communicator if a call has failed by now."""
+        if self._plane is not None:
+            self._plane.native.look()
+        host.check_usable(what)
+
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""
         if self._plane is not None:
@@ -61,3 +91,9 @@ class DeviceHalf:
         if self._plane is not None:
             with suppress(_native.CudaError):  # a driver that fails has ended them
                 self._plane.close()
+        if self._quick is not None:
+            self._quick.clear()
+
+
+def _driver_failed(collective: str, why: _native.CudaError) -> DeviceError:
+    return DeviceError(f"{collective}: CUDA's driver failed: {why}")

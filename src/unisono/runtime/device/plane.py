@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -23,7 +24,6 @@ from unisono.devices.arrays import (
     DeviceArray,
     current_stream,
     stream_handle,
-    view_of,
 )
 from unisono.devices.kernels import kernel
 from unisono.errors import BadArgument, DeviceError, UnsupportedWorld
@@ -55,7 +55,7 @@ MOST_PLANS = 1024
 COMMUNICATORS_AT_ONCE = 2
 """The blocks of so many calls of all ranks fit on a device at the same time."""
 _TEXT = 240  # bytes of an error that all ranks raise
-_LEGACY_DEFAULT = (0, 1)
+LEGACY_DEFAULT = (0, 1)
 """CUDA's handles of the default stream that all threads of a process share."""
 
 
@@ -105,6 +105,14 @@ class Facts:
     why_on_host: str = ""
 
 
+class Prepared(NamedTuple):
+    """What a kind of call runs."""
+
+    plan: _native.DevicePlan
+    kernel: _native.CudaKernel
+    blocks: int
+
+
 class DevicePlane:
     """The device half of one communicator, on one device."""
 
@@ -133,8 +141,9 @@ class DevicePlane:
         self._plans: dict[object, _native.DevicePlan] = {}
         self._captured: dict[int, _native.DevicePlan] = {}  # by their ids
         self._stream: _native.CudaStream | None = None
-        # Arrays of calls in flight, and the events behind these.
-        self.kept: deque[tuple[_native.CudaEvent, object]] = deque()
+        # Arrays of calls in flight, and the numbers of these.
+        self.kept: deque[tuple[int, object]] = deque()
+        self._released = 0  # the calls whose arrays were released
 
     @property
     def host(self) -> HostHalf:
@@ -236,48 +245,38 @@ class DevicePlane:
         stream = current if given is None else given
         self._refuse_shared_stream(call, stream)
         if how.async_op:
-            stream = self._own_stream()
-        if stream != current:  # what was made for the call is on the current one
-            self._event_on(current).order(stream)
-        captured = self._launch(call, reduction, how, stream)
-        if stream != current or (_is_ours(call) and not captured):
-            return self._beside(call, how, stream, given, captured=captured)
+            stream = self.own_stream()
+        number = self._launch(call, reduction, how, stream, current)
+        if how.async_op:
+            return self.work(
+                call.collective,
+                lambda: self._current_stream(call, given),
+                call.result,
+                call.finish,
+                captured=number == 0,
+            )
+        if call.finish is not None and stream != current:
+            _native.CudaEvent(self.ordinal, stream).order(current)
         return call.finished()
 
-    def _beside(
+    def work(
         self,
-        call: Call,
-        how: CallOptions,
-        stream: int,
-        given: int | None,
+        collective: str,
+        current: Callable[[], int],
+        result: Any,
+        finish: Callable[[Any], Any] | None = None,
         *,
         captured: bool,
-    ) -> Any:
-        """The result of a call on another stream, whose arrays must be kept.
+    ) -> DeviceWork:
+        """The handle of the call that was just started on the plane's own stream."""
+        event = _native.CudaEvent(self.ordinal, self.own_stream())
+        check = self._check
+        return DeviceWork(
+            collective, event, current, check, result, finish, captured=captured
+        )
 
-        Those of a call that was captured are kept by whoever keeps the graph.
-        """
-        event = self._event_on(stream)
-        if not captured:
-            self._keep(event, call)
-        if how.async_op:
-            return DeviceWork(
-                call,
-                event,
-                lambda: self._current_stream(call, given),
-                self._check,
-                captured=captured,
-            )
-        if call.finish is not None:
-            event.order(self._current_stream(call, given))
-        return call.finished()
-
-    def _event_on(self, stream: int) -> _native.CudaEvent:
-        event = _native.CudaEvent(self.ordinal)
-        event.record(stream)
-        return event
-
-    def _own_stream(self) -> int:
+    def own_stream(self) -> int:
+        """The stream of calls that run beside that of their caller."""
         if self._stream is None:
             self._stream = _native.CudaStream(self.ordinal)
         return self._stream.handle
@@ -286,11 +285,11 @@ class DevicePlane:
         """That of the array's library; if it has none, the given or the default one."""
         some = call.input or call.output
         assert some is not None
-        found = current_stream(some.array, view_of(some.array, call.collective))
+        found = current_stream(some.array, call.collective)
         return found if found is not None else given or 0
 
     def _refuse_shared_stream(self, call: Call, stream: int) -> None:
-        if stream in _LEGACY_DEFAULT and self.native.ranks_here() > 1:
+        if stream in LEGACY_DEFAULT and self.native.ranks_here() > 1:
             raise BadArgument(
                 f"{call.collective}: {self.native.ranks_here()} ranks are threads of "
                 "this process, and their kernels wait for each other: on the default "
@@ -306,36 +305,89 @@ class DevicePlane:
         self.native.look()
         self.host.check_usable(what, words)
 
-    def _keep(self, event: _native.CudaEvent, call: Call) -> None:
-        """Keep the arrays of a call until it has ended."""
-        while self.kept and self.kept[0][0].query():
-            self.kept.popleft()
-        self.kept.append((event, (call.input, call.output)))
-
     def _launch(
-        self, call: Call, reduction: Reduction, how: CallOptions, stream: int
-    ) -> bool:
-        """Whether the call was captured for a graph, instead of launched."""
-        plan = self._plan(call, reduction, how)
-        op = reduction.op if call.collective in REDUCING else None
+        self,
+        call: Call,
+        reduction: Reduction,
+        how: CallOptions,
+        stream: int,
+        current: int,
+    ) -> int:
+        """The number of the call; 0 if it was captured for a graph instead."""
         limit = self.host.timeout_s if how.timeout_s is None else how.timeout_s
         self.host.exceeded_s = limit  # for the error, if it is
-        captured = self.native.launch(
-            plan,
-            kernel(self.ordinal, call.dtype, op, one_device=self._one_device),
+        number = self.start(
+            self.prepared(call, reduction, how),
             *call.addresses,
             stream,
+            current,
             nanoseconds(limit),
-            self.blocks(call.total * call.dtype.itemsize),
-            THREADS,
-            how.async_op,
+            _held_bytes(call, beside=stream != current),
+            (call.input, call.output),
+            queued=how.async_op,
         )
-        if captured is None:  # it was refused: the communicator has failed
+        if number is None:  # it was refused: the communicator has failed
             self._check(call.collective)
             raise DeviceError(f"{call.collective}: a rank has closed its device half")
-        if captured:  # a graph may use it at any time
+        return number
+
+    def start(
+        self,
+        prepared: Prepared,
+        input_at: int,
+        output_at: int,
+        stream: int,
+        current: int,
+        timeout_ns: int,
+        held: int,
+        arrays: object,
+        *,
+        queued: bool = False,
+    ) -> int | None:
+        """Launch a call on a stream, after what is on the current one; its number.
+
+        0 if it was captured for a graph instead; None if it was refused. `arrays` are
+        kept until it has ended, if they hold bytes. Those of a call that was captured
+        are kept by whoever keeps the graph.
+        """
+        plan, kernel, blocks = prepared
+        number = self.native.launch(
+            plan,
+            kernel,
+            input_at,
+            output_at,
+            stream,
+            current,
+            timeout_ns,
+            blocks,
+            THREADS,
+            queued,
+            held,
+        )
+        if number == 0:  # a graph may use it at any time
             self._captured[id(plan)] = plan
-        return captured
+        elif number is not None and held:
+            self.kept.append((number, arrays))
+            if self.native.ended() > self._released:
+                self._release()
+        return number
+
+    def _release(self) -> None:
+        """Release the arrays of calls that have ended; threads may do it together."""
+        self._released = self.native.ended()
+        with suppress(IndexError):  # there are no more
+            while (first := self.kept.popleft())[0] <= self._released:
+                pass
+            self.kept.appendleft(first)
+
+    def prepared(self, call: Call, reduction: Reduction, how: CallOptions) -> Prepared:
+        """What such a call runs."""
+        op = reduction.op if call.collective in REDUCING else None
+        return Prepared(
+            self._plan(call, reduction, how),
+            kernel(self.ordinal, call.dtype, op, one_device=self._one_device),
+            self.blocks(call.total * call.dtype.itemsize),
+        )
 
     def blocks(self, nbytes: int) -> int:
         """How many blocks a call of this size has; the same on all ranks."""
@@ -389,6 +441,7 @@ class DevicePlane:
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""
         await_device(self.native.is_idle, timeout_s, "synchronize")
+        self._release()
         self._check("synchronize")
 
     def close(self) -> None:
@@ -407,7 +460,12 @@ def _most_blocks() -> int:
     return max(1, min(int(most), _native.MOST_DEVICE_BLOCKS))
 
 
-def _is_ours(call: Call) -> bool:
-    """Whether an array is a DeviceArray; other libraries free memory by stream."""
-    both = call.input, call.output
-    return any(isinstance(b.array, DeviceArray) for b in both if b is not None)
+def _held_bytes(call: Call, *, beside: bool) -> int:
+    """The bytes that are not freed while the arrays of a call are kept.
+
+    DeviceArrays are kept; other libraries free memory by stream, so their arrays are
+    kept only if the call runs beside the current stream.
+    """
+    both = [b for b in (call.input, call.output) if b is not None]
+    held = sum(b.array.facts.held for b in both if isinstance(b.array, DeviceArray))
+    return max(1, held + sum(b.nbytes for b in both)) if beside else held

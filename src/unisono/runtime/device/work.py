@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from unisono import _native
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
-
-if TYPE_CHECKING:
-    from unisono.runtime.call.arguments import Call
 
 _POLL_S = 1e-4
 _LONGEST_POLL_S = 2e-3
@@ -41,23 +38,26 @@ class DeviceWork:
 
     def __init__(
         self,
-        call: Call,
+        call: str,
         event: _native.CudaEvent,
         current: Callable[[], int],
         check: Callable[[str], None],
+        result: Any,
+        finish: Callable[[Any], Any] | None,
         *,
         captured: bool = False,
     ) -> None:
         """`event` is recorded behind the call; `check` raises if one has failed.
 
-        `current` tells the current stream.
+        `current` tells the current stream, `finish` makes the result, once.
         """
         self._captured = captured
-        self._call = call
         self._event = event
         self._current = current
         self._check = check
-        self.call = call.collective
+        self._result = result
+        self._finish = finish
+        self.call = call
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Let the current stream wait for it, and return the result.
@@ -69,9 +69,8 @@ class DeviceWork:
             self.synchronize(timeout_s)
         self._check(self.call)
         self._join()
-        finish, self._call.finish = self._call.finish, None
-        result = self._call.result
-        return result if finish is None else finish(result)
+        finish, self._finish = self._finish, None
+        return self._result if finish is None else finish(self._result)
 
     def _join(self) -> None:
         try:

@@ -52,7 +52,7 @@ def first_communicator(
         ranks, segment, agreed=0, timeout_s=rendezvous_timeout_s
     )
     _OPEN.add(session)
-    session.closers.append(lambda: _OPEN.discard(session))
+    session.after_close.append(lambda: _OPEN.discard(session))
     comm = Communicator(Core(session, native, ranks, agreed=0, timeout_s=timeout_s))
     try:
         _agree(comm, native, rendezvous_timeout_s)
@@ -110,10 +110,12 @@ def open_sessions() -> list[Session]:
 @atexit.register
 def _leave() -> None:
     """At exit, tell the others that this rank leaves."""
+    mine = [session for session in list(_OPEN) if not session.engine.forked()]
+    for session in mine:  # before their threads may be held until the end
+        session.await_closing()
     _native.process_exiting()
-    for session in list(_OPEN):
-        if not session.engine.forked():
-            session.end_dropped()
-            for comm in list(session.users):
-                comm.close()
-            session.close()
+    for session in mine:
+        session.end_dropped()
+        for comm in list(session.users):
+            comm.close()
+        session.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from unisono import _native
+from unisono import _native, cuda_queues
 from unisono.deprecation import warn_renamed
 from unisono.errors import BadArgument
 from unisono.runtime.call.timeouts import default_timeout_s, nanoseconds
@@ -58,6 +58,7 @@ def init(
     if meeting_s is not None:
         warn_renamed("init(meeting_s=)", "init(rendezvous_timeout_s=)")
         rendezvous_timeout_s = meeting_s
+    cuda_queues.drop_inherited()
     encrypted = wanted(tls) or wanted(os.environ.get(TLS), TLS)
     if join or (join is None and os.environ.get(JOIN, "0") != "0"):
         return _join(
