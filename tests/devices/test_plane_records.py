@@ -326,11 +326,12 @@ def different(comm):
     me = Rank(comm)
     me.all_reduce()
     comm.synchronize(30)
-    comm.barrier()
     if comm.rank == 2:
+        comm.barrier()  # the others' calls have begun: none of them is refused
         me.all_reduce(algorithm="ring")
     else:
         me.all_reduce()
+        comm.barrier()
     return error_of(lambda: comm.synchronize(30))
 
 
@@ -356,10 +357,11 @@ def killed(comm):
     me = Rank(comm)
     me.all_reduce()
     comm.synchronize(30)
-    comm.barrier()
     if comm.rank == 1:
+        comm.barrier()  # the others' calls have begun: none of them is refused
         os.kill(os.getpid(), signal.SIGKILL)
     me.all_reduce()
+    comm.barrier()
     error = error_of(lambda: comm.synchronize(30))
     return type(error).__name__, error.ranks, error.seq, str(error)
 
