@@ -179,6 +179,7 @@ Result StreamsState::synchronize_device(Lock &lock, int device) {
     add(*queue);
   for (const Done &last : all)
     last->wait(lock);
+  join_ended(lock);
   return state_.devices[std::size_t(device)].failed;
 }
 
@@ -200,6 +201,10 @@ void StreamsState::retire(Lock &lock, std::shared_ptr<Queue> queue) {
     queue->join(lock);
   else
     retired_.push_back(std::move(queue));
+  join_ended(lock);
+}
+
+void StreamsState::join_ended(Lock &lock) {
   for (auto i = retired_.begin(); i != retired_.end();)
     if ((*i)->ended()) {
       (*i)->join(lock); // does not wait: the lock is held

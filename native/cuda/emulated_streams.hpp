@@ -183,6 +183,8 @@ private:
   // The last tasks that have not ended, of those with which a stream is ordered.
   std::vector<Done> pending(const StreamState &stream);
 
+  void join_ended(Lock &lock); // the threads of retired queues, as far as they have ended
+
   State &state_;
   int waiting_ = 0; // threads in wait_for_kernels
   std::condition_variable launchable_;

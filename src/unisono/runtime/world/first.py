@@ -113,9 +113,9 @@ def _leave() -> None:
     mine = [session for session in list(_OPEN) if not session.engine.forked()]
     for session in mine:  # before their threads may be held until the end
         session.await_closing()
+        session.end_dropped()
     _native.process_exiting()
     for session in mine:
-        session.end_dropped()
         for comm in list(session.users):
             comm.close()
         session.close()
