@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-import unisono
 from conformance import check, every_algorithm, every_reduction, every_type
 from device_cases import perform_on_device, to_device
+from processes import on_processes
 from unisono import _native
 from unisono.testing import world
 
@@ -24,7 +24,7 @@ def test_all_reduce_between_threads():
 
 
 def test_all_reduce_between_processes():
-    assert unisono.spawn(sums, 3) == [[3, 6, 9, 12, 15]] * 3
+    assert on_processes(sums, 3) == [[3, 6, 9, 12, 15]] * 3
 
 
 def with_arrays(cases):
@@ -49,7 +49,7 @@ def test_every_type_and_operation_between_threads(n):
 
 def test_every_algorithm_between_processes():
     cases = with_arrays(every_algorithm(3, [4, 2777]))
-    check(cases, unisono.spawn(perform_on_device, 3, (cases,)))
+    check(cases, on_processes(perform_on_device, 3, (cases,)))
 
 
 def explained(comm):

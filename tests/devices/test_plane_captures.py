@@ -7,8 +7,8 @@ import time
 import numpy as np
 
 import emulated as cuda
-import unisono
 from device_cases import to_device
+from processes import on_processes
 from unisono import _native
 from unisono.testing import world
 
@@ -105,7 +105,7 @@ def test_other_threads_of_the_process_do_not_break_a_capture():
 
 def test_other_processes_do_not_break_a_capture():
     """They share memory, which the rank that captures maps meanwhile."""
-    assert unisono.spawn(other_calls, 2) == [[6] * 40] * 2
+    assert on_processes(other_calls, 2) == [[6] * 40] * 2
 
 
 def asynchronous(comm):

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import emulated as cuda
-import unisono
 from device_cases import to_device
 from emulated_world import SUPPORT
+from processes import on_processes
 from unisono import _native
 from unisono.errors import PeerLost
 
@@ -100,7 +100,7 @@ def broadcasts(comm, windows, captured):
 @pytest.mark.parametrize("windows", ["device", "host"])
 @pytest.mark.parametrize("captured", [False, True])
 def test_close_waits_for_kernels_that_read_windows(windows, captured):
-    assert unisono.spawn(broadcasts, 2, (windows, captured)) == [True, 7.0]
+    assert on_processes(broadcasts, 2, (windows, captured)) == [True, 7.0]
 
 
 def limited(comm):
@@ -125,7 +125,7 @@ def limited(comm):
 
 
 def test_close_waits_no_longer_than_the_timeout():
-    assert unisono.spawn(limited, 2) == [True, None]
+    assert on_processes(limited, 2) == [True, None]
 
 
 def calls_later(comm):
@@ -143,7 +143,7 @@ def calls_later(comm):
 
 
 def test_calls_after_a_rank_has_closed_launch_nothing():
-    assert unisono.spawn(calls_later, 2) == [None, 0]
+    assert on_processes(calls_later, 2) == [None, 0]
 
 
 ENDS = """

@@ -10,6 +10,7 @@ import pytest
 import emulated
 import unisono
 from device_cases import to_device
+from processes import on_processes
 from unisono import _native
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 from unisono.testing import world, world_across
@@ -154,7 +155,7 @@ def starved(comm):
 
 @pytest.mark.skipif(emulated.ON_GPU, reason="a GPU has enough memory")
 def test_device_that_cannot_be_connected_is_named_on_all_ranks():
-    for texts in unisono.spawn(starved, 2):
+    for texts in on_processes(starved, 2):
         for text in texts:
             assert "could not be connected; rank 1: " in text
             assert "OUT_OF_MEMORY" in text

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import emulated as cuda
-import unisono
 from device_cases import to_device
+from processes import on_processes
 from unisono import _native
 from unisono.errors import BadArgument, DeviceError, PeerLost, UsageError
 from unisono.testing import world
@@ -247,7 +247,7 @@ def driver_fails(comm):
 
 @on_emulation
 def test_failure_of_the_driver_is_a_device_error():
-    assert "all_reduce: CUDA's driver failed" in unisono.spawn(driver_fails, 1)[0]
+    assert "all_reduce: CUDA's driver failed" in on_processes(driver_fails, 1)[0]
 
 
 def calls_of_the_driver(comm):
@@ -271,7 +271,7 @@ def calls_of_the_driver(comm):
 
 @on_emulation
 def test_call_makes_no_event():
-    assert unisono.spawn(calls_of_the_driver, 1) == [[64, 0, 0, 64]]
+    assert on_processes(calls_of_the_driver, 1) == [[64, 0, 0, 64]]
 
 
 def kept(comm):

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import emulated
-import unisono
 from device_cases import to_device
 from expandable import GRAIN, Allocation, Range
+from processes import on_processes
 from unisono import _native
 
 IN_PLACE, IMPOSSIBLE = 1, 4
@@ -70,7 +70,7 @@ def allocated(comm):
 
 
 def test_allocations_are_used_in_place():
-    assert unisono.spawn(allocated, 3) == [True] * 3
+    assert on_processes(allocated, 3) == [True] * 3
 
 
 def in_one_piece(comm):
@@ -80,7 +80,7 @@ def in_one_piece(comm):
 
 
 def test_created_memory_is_used_in_place():
-    assert unisono.spawn(in_one_piece, 3) == [([True] * 2, [IN_PLACE] * 2)] * 3
+    assert on_processes(in_one_piece, 3) == [([True] * 2, [IN_PLACE] * 2)] * 3
 
 
 def across_pieces(comm):
@@ -92,7 +92,7 @@ def across_pieces(comm):
 
 
 def test_buffer_across_many_mappings():
-    assert unisono.spawn(across_pieces, 2) == [(True, True, True)] * 2
+    assert on_processes(across_pieces, 2) == [(True, True, True)] * 2
 
 
 def many(comm):
@@ -105,7 +105,7 @@ def many(comm):
 
 
 def test_many_allocations():
-    assert unisono.spawn(many, 2) == [True] * 2
+    assert on_processes(many, 2) == [True] * 2
 
 
 def grows(comm):
@@ -119,7 +119,7 @@ def grows(comm):
 
 
 def test_range_grows():
-    assert unisono.spawn(grows, 2) == [True] * 2
+    assert on_processes(grows, 2) == [True] * 2
 
 
 def replaced(comm):
@@ -139,7 +139,7 @@ def replaced(comm):
 
 
 def test_replaced_memory_is_not_confused():
-    assert unisono.spawn(replaced, 2) == [[True] * 19] * 2
+    assert on_processes(replaced, 2) == [[True] * 19] * 2
 
 
 def replaced_on_one_rank(comm):
@@ -155,7 +155,7 @@ def replaced_on_one_rank(comm):
 
 
 def test_memory_of_one_rank_is_replaced():
-    assert unisono.spawn(replaced_on_one_rank, 3) == [[True] * 6] * 3
+    assert on_processes(replaced_on_one_rank, 3) == [[True] * 6] * 3
 
 
 def another_range(comm):
@@ -174,7 +174,7 @@ def another_range(comm):
 
 
 def test_ranges_come_and_go():
-    assert unisono.spawn(another_range, 2) == [[True] * 8] * 2
+    assert on_processes(another_range, 2) == [[True] * 8] * 2
 
 
 def unshareable(comm):
@@ -185,7 +185,7 @@ def unshareable(comm):
 
 
 def test_memory_without_descriptors_goes_through_the_windows():
-    results = unisono.spawn(unshareable, 3)
+    results = on_processes(unshareable, 3)
     assert [found for found, _ in results] == [[True] * 3] * 3
     assert [state for _, state in results] == [IN_PLACE, IMPOSSIBLE, IN_PLACE]
 
@@ -197,7 +197,7 @@ def partly_mapped(comm):
 
 
 def test_array_at_the_end_of_what_is_mapped():
-    assert unisono.spawn(partly_mapped, 2) == [True] * 2
+    assert on_processes(partly_mapped, 2) == [True] * 2
 
 
 def descriptors(comm):
@@ -215,7 +215,7 @@ def descriptors(comm):
 
 @pytest.mark.skipif(emulated.ON_GPU, reason="what the driver opens is not known")
 def test_descriptors_are_closed_when_memory_is_mapped():
-    assert unisono.spawn(descriptors, 2) == [16 + 16] * 2
+    assert on_processes(descriptors, 2) == [16 + 16] * 2
 
 
 def explained(comm):
@@ -227,7 +227,7 @@ def explained(comm):
 
 
 def test_explain_says_whether_a_buffer_is_used_in_place():
-    for text, fresh in unisono.spawn(explained, 2):
+    for text, fresh in on_processes(explained, 2):
         assert "this array: used in place by all ranks" in text
         assert "this array: shared at its first call" in fresh
 
@@ -241,7 +241,7 @@ def split(comm):
 
 
 def test_groups_share_with_their_own_ranks():
-    assert unisono.spawn(split, 4) == [(True, 2)] * 4
+    assert on_processes(split, 4) == [(True, 2)] * 4
 
 
 # What is freed
@@ -286,7 +286,7 @@ def freed_allocations(comm):
 
 @only_emulated
 def test_freed_allocations_are_unmapped_by_the_others():
-    assert unisono.spawn(freed_allocations, 2) == [True] * 2
+    assert on_processes(freed_allocations, 2) == [True] * 2
 
 
 def freed_pieces(comm):
@@ -304,7 +304,7 @@ def freed_pieces(comm):
 
 @only_emulated
 def test_freed_pieces_are_unmapped_by_the_others():
-    assert unisono.spawn(freed_pieces, 2) == [(True, True)] * 2
+    assert on_processes(freed_pieces, 2) == [(True, True)] * 2
 
 
 def numbers_again(comm):
@@ -321,7 +321,7 @@ def numbers_again(comm):
 
 
 def test_numbers_of_segments_are_used_again():
-    assert unisono.spawn(numbers_again, 2) == [True] * 2
+    assert on_processes(numbers_again, 2) == [True] * 2
 
 
 def used_in_flight(comm, created):
@@ -355,7 +355,7 @@ def used_in_flight(comm, created):
 @only_emulated
 @pytest.mark.parametrize("created", [True, False])
 def test_memory_is_not_unmapped_while_a_call_is_in_flight(created):
-    assert unisono.spawn(used_in_flight, 2, (created,)) == [True] * 2
+    assert on_processes(used_in_flight, 2, (created,)) == [True] * 2
 
 
 def without_rest(comm):
@@ -378,7 +378,7 @@ def without_rest(comm):
 
 
 def test_memory_comes_and_goes():
-    assert unisono.spawn(without_rest, 2) == [True] * 2
+    assert on_processes(without_rest, 2) == [True] * 2
 
 
 def replayed(comm):
@@ -401,4 +401,4 @@ def replayed(comm):
 
 
 def test_graphs_are_replayed_while_memory_is_freed():
-    assert unisono.spawn(replayed, 2) == [[3 << 20] * 100] * 2
+    assert on_processes(replayed, 2) == [[3 << 20] * 100] * 2

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import emulated as cuda
-import unisono
 from device_cases import to_device
+from processes import on_processes
 from unisono import _native
 from unisono.testing import world
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 20
 def spawn(monkeypatch):
     """Run a program in a process of its own, whose driver waits whenever it may."""
     monkeypatch.setenv("UNISONO_EMULATED_WAITS", "1")
-    return lambda program: unisono.spawn(program, 1)[0]
+    return lambda program: on_processes(program, 1)[0]
 
 
 class Turns:
@@ -138,7 +138,7 @@ def run_frees(_):
 
 def test_memory_is_freed_when_no_call_waits():
     """To free memory the driver waits, and lets no thread launch meanwhile."""
-    assert unisono.spawn(run_frees, 1) == [[2.0**6] * 2]
+    assert on_processes(run_frees, 1) == [[2.0**6] * 2]
 
 
 def run_new_kernels(_):

@@ -7,6 +7,7 @@ import emulated
 import unisono
 from conformance import check, every_algorithm, every_type
 from device_cases import perform_on_device, perform_on_own_device, to_device
+from processes import on_processes
 from unisono import _native
 from unisono.devices import found
 from unisono.errors import BadArgument, DeviceError
@@ -41,12 +42,12 @@ def test_every_algorithm_between_threads(on_host):
 
 
 def test_every_algorithm_between_processes(on_host):
-    check(cases(3), unisono.spawn(perform_on_device, 3, (cases(3),)))
+    check(cases(3), on_processes(perform_on_device, 3, (cases(3),)))
 
 
 @needs_emulation
 def test_every_algorithm_between_devices_of_two_processes(apart):
-    check(cases(2), unisono.spawn(perform_on_own_device, 2, (cases(2),)))
+    check(cases(2), on_processes(perform_on_own_device, 2, (cases(2),)))
 
 
 def two_threads(comm, wanted):
@@ -56,7 +57,7 @@ def two_threads(comm, wanted):
 
 @needs_emulation
 def test_every_algorithm_between_devices_of_one_process(apart):
-    check(cases(2), unisono.spawn(two_threads, 1, (cases(2),))[0])
+    check(cases(2), on_processes(two_threads, 1, (cases(2),))[0])
 
 
 def pieces(comm):
@@ -69,7 +70,7 @@ def pieces(comm):
 
 
 def test_buffers_larger_than_the_windows(on_host):
-    assert unisono.spawn(pieces, 2) == [True, True]
+    assert on_processes(pieces, 2) == [True, True]
 
 
 def replays(comm):
@@ -104,7 +105,7 @@ def explained(comm):
 
 
 def test_explain_says_why_and_nothing_is_exposed(on_host):
-    for text, exposed in unisono.spawn(explained, 2):
+    for text, exposed in on_processes(explained, 2):
         assert "through windows of 8 MiB in host memory" in text
         assert "because UNISONO_CUDA_WINDOWS=host on rank 0" in text
         assert exposed == 0
@@ -112,7 +113,7 @@ def test_explain_says_why_and_nothing_is_exposed(on_host):
 
 def test_in_device_memory_buffers_are_exposed(monkeypatch):
     monkeypatch.setenv(WINDOWS, "device")
-    for text, exposed in unisono.spawn(explained, 2):
+    for text, exposed in on_processes(explained, 2):
         assert "host memory" not in text
         assert exposed > 0
 
@@ -127,7 +128,7 @@ def explained_apart(comm):
 
 @needs_emulation
 def test_explain_names_the_devices_that_are_apart(apart):
-    for text, x in unisono.spawn(explained_apart, 2):
+    for text, x in on_processes(explained_apart, 2):
         assert "because rank 0: cuda:0 cannot access the memory of rank 1" in text
         assert x == [2.0] * 10
 
@@ -142,7 +143,7 @@ def refusal(comm, own_device=False):
 @needs_emulation
 def test_device_memory_that_is_demanded_is_refused(apart, monkeypatch):
     monkeypatch.setenv(WINDOWS, "device")
-    for kind, text in unisono.spawn(refusal, 2, (True,)):
+    for kind, text in on_processes(refusal, 2, (True,)):
         assert kind is DeviceError
         assert "UNISONO_CUDA_WINDOWS=device, but" in text
         assert "cuda:0 cannot access the memory of rank 1" in text
@@ -150,7 +151,7 @@ def test_device_memory_that_is_demanded_is_refused(apart, monkeypatch):
 
 def test_unknown_place_is_refused_on_all_ranks(monkeypatch):
     monkeypatch.setenv(WINDOWS, "disk")
-    for kind, text in unisono.spawn(refusal, 2):
+    for kind, text in on_processes(refusal, 2):
         assert kind is BadArgument
         assert text == (
             "UNISONO_CUDA_WINDOWS=disk (rank 0): expected 'host' or 'device'"
@@ -165,7 +166,7 @@ def differing(comm):
 
 
 def test_ranks_must_agree_on_the_place():
-    for kind, text in unisono.spawn(differing, 2):
+    for kind, text in on_processes(differing, 2):
         assert kind is BadArgument
         assert "'host' on rank 1 and 'device' on rank 0" in text
 

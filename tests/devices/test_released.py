@@ -6,9 +6,9 @@ import time
 import numpy as np
 import pytest
 
-import unisono
 from device_cases import to_device
 from emulated_world import alone
+from processes import on_processes
 from unisono import _native
 from unisono.errors import DeviceError
 from unisono.testing import world
@@ -48,12 +48,12 @@ def makes(_, name, kind, *args):
 
 @pytest.mark.parametrize("name", ["cuMemsetD8Async", "cuStreamSynchronize"])
 def test_memory_that_cannot_be_cleared_is_freed(name):
-    unisono.spawn(makes, 1, (name, "CudaMemory", 0, 100))
+    on_processes(makes, 1, (name, "CudaMemory", 0, 100))
 
 
 @pytest.mark.parametrize("name", ["cuModuleGetFunction", "cuFuncGetAttribute"])
 def test_module_without_the_kernel_is_unloaded(name):
-    unisono.spawn(makes, 1, (name, "CudaKernel", 0, b"unisono-emulated 11 0"))
+    on_processes(makes, 1, (name, "CudaKernel", 0, b"unisono-emulated 11 0"))
 
 
 @pytest.mark.parametrize(
@@ -118,4 +118,4 @@ def fails_at_every_step(_, name):
 
 @pytest.mark.parametrize("name", STEPS)
 def test_communicator_that_cannot_be_made_leaves_nothing(name):
-    unisono.spawn(fails_at_every_step, 1, (name,))
+    on_processes(fails_at_every_step, 1, (name,))

@@ -3,10 +3,13 @@
 They are forked from one server that has imported what they need: to import it takes
 each rank longer than most tests do. `unisono.spawn` by itself has tests of its own.
 
-The environment is that of the server: what a test sets is not there.
+The environment is that of the server. Our own variables are set as they are here, but
+only when the ranks have connected.
 """
 
 import multiprocessing
+import os
+from multiprocessing import forkserver
 
 import unisono
 
@@ -15,5 +18,32 @@ PRELOADED = ["numpy", "pytest", "unisono.runtime.world.init", "unisono.testing"]
 
 def on_processes(function, n, args=(), **options):
     """What `function(comm, *args)` returns on each of n processes."""
-    multiprocessing.set_forkserver_preload(PRELOADED)  # counts when the server starts
-    return unisono.spawn(function, n, args, method="forkserver", **options)
+    variables = _our_variables()
+    _start_server(variables)
+    args = function, variables, *args
+    return unisono.spawn(_with_variables, n, args, method="forkserver", **options)
+
+
+def _our_variables():
+    return {
+        name: os.environ[name] for name in os.environ if name.startswith("UNISONO_")
+    }
+
+
+def _start_server(variables):
+    """Start it, if it does not run, without what one test has set."""
+    multiprocessing.set_forkserver_preload(PRELOADED)
+    tuned = variables.get("UNISONO_TUNED")  # set for all tests
+    for name in variables:
+        del os.environ[name]
+    try:
+        if tuned is not None:
+            os.environ["UNISONO_TUNED"] = tuned
+        forkserver.ensure_running()
+    finally:
+        os.environ.update(variables)
+
+
+def _with_variables(comm, function, variables, *args):
+    os.environ.update(variables)
+    return function(comm, *args)
