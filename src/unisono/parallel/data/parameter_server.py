@@ -12,6 +12,8 @@ server's link carries all ranks' bytes, while the other links are idle most of t
 
 With as many servers as ranks it is an all_reduce: P/n to every rank and back.
 
+    memory per rank   parameters + gradients; a server also 1/s of the optimizer state
+
 Unlike collectives, servers need not wait for all ranks. In `AsyncParameterServer` a
 gradient is applied when it arrives; a fast worker goes on without the slow ones, but by
 no more than `staleness` steps, since old gradients slow down convergence.
@@ -71,7 +73,9 @@ class _FlatParameters:
         self.flat = shared_zeros(comm, count, self.params[0].dtype)
         for param, view in zip(self.params, views(self.flat, self.params), strict=True):
             param.data = view.copy_(param.detach())
-        self.grads = shared_zeros(comm, count + servers, self.flat.dtype)
+        self.grads = shared_zeros(comm, count, self.flat.dtype)
+        self._grad_views = views(self.grads, self.params)
+        self.zero_grad()
         ends = accumulate(shard_sizes(count, servers), initial=0)
         self.spans: list[Span] = list(pairwise(ends))
         self.serving = comm.rank < servers
@@ -91,18 +95,19 @@ class _FlatParameters:
 
     def _collect(self) -> Tensor:
         """The gradients in one flat tensor; zeros where there are none."""
-        flat = self.grads[: self.flat.numel()]
-        for param, view in zip(self.params, views(flat, self.params), strict=True):
+        for param, view in zip(self.params, self._grad_views, strict=True):
             if param.grad is None:
                 view.zero_()
             elif param.grad.data_ptr() != view.data_ptr():
                 view.copy_(param.grad)
-        return flat
+            param.grad = view  # it has no memory of its own
+        return self.grads
 
-    def zero_grad(self) -> None:
-        """Clear the gradients."""
-        for param in self.params:
-            param.grad = None
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear the gradients; they stay views of one flat tensor."""
+        self.grads.zero_()
+        for param, view in zip(self.params, self._grad_views, strict=True):
+            param.grad = view
 
     def _broadcast(self, label: str) -> None:
         """Give every rank each server's parameters."""
