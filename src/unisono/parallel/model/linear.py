@@ -1,13 +1,15 @@
 """Linear layers whose weights are sharded: by columns and by rows (Megatron).
 
 ColumnLinear   W's rows: each rank has some of the outputs
-               forward nothing,           backward all_reduce of x's gradient
+               forward nothing,           backward all_reduce of x's gradient,
+                                          one for all such layers on one x
 RowLinear      W's columns: each rank has some of the inputs
                forward all_reduce of y,   backward nothing
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from unisono.errors import BadArgument
 from unisono.parallel.common import functions
 from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.model.sharded_layer import Shard, ShardedLayer, Ties
+from unisono.parallel.model.shared_input import SharedInput
 from unisono.runtime.communicator import Communicator
 
 
@@ -41,20 +44,45 @@ class ColumnLinear(ShardedLayer):
         cut = Shard(0, parts)
         super().__init__(comm, {"weight": cut, "bias": cut}, options)
         self.gather = gather
+        self.shared: SharedInput | None = None
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_shard("weight", linear.weight, ties)
         self.register_shard("bias", linear.bias, ties)
 
     def forward(self, x: Tensor) -> Tensor:
         """This rank's outputs, or with `gather` all of them."""
-        y = functional.linear(self.prepare_input(x), self.weight, self.bias)
+        prepare = self.prepare_input
+        x = prepare(x) if self.shared is None else self.shared.prepare(x, prepare)
+        y = functional.linear(x, self.weight, self.bias)
         if self.gather:
             return functions.gather_from(y, self.comm, -1, **self.options)
         return y
 
+    @property
+    def input_key(self) -> Hashable:
+        """Equal for layers that prepare an input alike (see `shared_input`)."""
+        return type(self), id(self.comm)
+
     def prepare_input(self, x: Tensor) -> Tensor:
         """The input, replicated on all ranks; its gradient is summed over them."""
         return functions.copy_to(x, self.comm, **self.options)
+
+
+def share_inputs(module: nn.Module) -> None:
+    """Let the column-parallel layers of each module prepare a common input once."""
+    for parent in module.modules():
+        if type(parent).forward is nn.Module.forward:  # a list, which is not called
+            continue
+        groups: dict[Hashable, list[ColumnLinear]] = {}
+        for child in parent.children():
+            if isinstance(child, ColumnLinear) and child.shared is None:
+                groups.setdefault(child.input_key, []).append(child)
+        for layers in groups.values():
+            if len(layers) > 1:
+                shared = SharedInput()
+                parent.register_forward_hook(shared.clear, always_call=True)
+                for layer in layers:
+                    layer.shared = shared
 
 
 class RowLinear(ShardedLayer):

@@ -24,7 +24,7 @@ Korthikanti et al., "Reducing activation recomputation in large transformer mode
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -54,6 +54,11 @@ class SequenceColumnLinear(ColumnLinear):
     """A ColumnLinear whose input is a shard of the sequence."""
 
     dim = 1
+
+    @property
+    def input_key(self) -> Hashable:
+        """Equal for layers that prepare an input alike."""
+        return super().input_key, self.dim
 
     def prepare_input(self, x: Tensor) -> Tensor:
         """The whole sequence; backward, the sum of the shard's gradients."""

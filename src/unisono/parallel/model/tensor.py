@@ -38,7 +38,7 @@ from unisono.parallel.common.agreement import setup_together
 from unisono.parallel.common.marking import forbid_assign
 from unisono.parallel.common.module_state import sync_module_state
 from unisono.parallel.common.shard_math import divide_evenly
-from unisono.parallel.model.linear import ColumnLinear, RowLinear
+from unisono.parallel.model.linear import ColumnLinear, RowLinear, share_inputs
 from unisono.parallel.model.patterns import (
     ParallelPlan,
     PlanEntry,
@@ -144,7 +144,8 @@ def attention_plan(
 ) -> dict[str, Any]:
     """The plan for attention, sharded by heads.
 
-    `qkv` is one layer whose output is queries, keys and values, or the names of three.
+    `qkv` is one layer whose output is queries, keys and values, or the names of three,
+    which communicate once if they get the same input.
     `heads` is the attribute with the number of heads; the module's forward must take
     other sizes from its tensors.
     """
@@ -198,6 +199,7 @@ def _applied(
             parent, _, last = name.rpartition(".")
             setattr(module.get_submodule(parent), last, new)
     _check_ties(module, ties)
+    share_inputs(module)
     forbid_assign(module, "parallelize")
     return module
 
