@@ -3,12 +3,13 @@
 import importlib
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 import safetensors.torch
 import torch
-from nets import Gpt, alone, made, same, train, weights
+from nets import Gpt, adam, alone, batch, loss_of, made, same, train, weights
 
 from unisono.errors import BadArgument, Corrupted
 from unisono.parallel import FSDP, ZeRO
@@ -34,6 +35,118 @@ def test_checkpoint_keeps_every_dtype_and_shape(tmp_path):
     save(tmp_path / "a.safetensors", state)
     same(by_name(load(tmp_path / "a.safetensors"), state), state)
     assert [p.name for p in tmp_path.iterdir()] == ["a.safetensors"]
+
+
+def test_checkpoint_keeps_dicts_in_dicts_lists_and_plain_values(tmp_path):
+    x = torch.arange(3.0)
+    state = {
+        "model": {"weight": x, "bias": x[:1]},
+        "model.weight": x + 1,
+        "optimizer": {"state": {0: {"step": torch.tensor(7.0)}}, "empty": {}},
+        "param_groups": [{"lr": 0.1, "betas": (0.9, 0.999), "foreach": None}],
+        "step": 100,
+        "best": float("inf"),
+        "done": False,
+        "name": "gpt",
+    }
+    save(tmp_path / "a.safetensors", state)
+    found = load(tmp_path / "a.safetensors")
+    assert torch.equal(found.pop("model.weight"), state.pop("model.weight"))
+    same(found.pop("model"), state.pop("model"))
+    step = found["optimizer"]["state"][0].pop("step")
+    assert torch.equal(step, state["optimizer"]["state"][0].pop("step"))
+    assert found == state
+    assert isinstance(found["param_groups"][0]["betas"], tuple)
+    plain = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert sorted(plain)[:2] == ["model.bias", "model.weight"]
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '["value", 1]', '["tensor", "y"]'])
+def test_load_refuses_damaged_descriptions(tmp_path, text):
+    metadata = {"unisono.state": text}
+    safetensors.torch.save_file({"x": torch.ones(1)}, tmp_path / "f", metadata)
+    with pytest.raises(Corrupted, match="f: the state's description is damaged"):
+        load(tmp_path / "f")
+
+
+class Scaled(Gpt):
+    """With a parameter that has no dims, as a temperature."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, tokens):
+        return super().forward(tokens) * self.scale
+
+
+@pytest.mark.parametrize("how", ["fsdp", "zero1", "zero2", "zero3"])
+def test_adam_resumes_on_2_3_and_1_ranks_as_if_it_had_not_stopped(
+    threads, tmp_path, how
+):
+    """Every rank has the same batches, so the number of ranks makes no difference."""
+    file = tmp_path / "all.safetensors"
+
+    def run(comm, first):
+        net = made(Scaled, seed=first).double()
+        if how == "fsdp":
+            model = FSDP(net, comm, units=[torch.nn.Linear])
+            opt = adam(model.parameters())
+            states = model.state_dict, lambda: model.optimizer_state_dict(opt)
+            loads = model.load_state_dict, partial(model.load_optimizer_state_dict, opt)
+        else:
+            opt = ZeRO(net, comm, torch.optim.AdamW, stage=int(how[-1]), lr=1e-2)
+            model, states = net, (opt.model_state_dict, opt.state_dict)
+            loads = opt.load_model_state_dict, opt.load_state_dict
+        if first:
+            saved = load(file)
+            loads[0](saved["model"])
+            loads[1](saved["optimizer"])
+            assert saved["steps"] == first
+            same_nested(states[1](), saved["optimizer"])
+        for step in range(first, first + 4):
+            opt.zero_grad()
+            x, y = batch(Gpt, step, 0)
+            loss_of(model(x), y).backward()
+            opt.step()
+        state = {"model": states[0](), "optimizer": states[1](), "steps": first + 4}
+        save(file, state, comm)
+
+    for first, n in ((0, 2), (4, 3), (8, 1)):
+        threads(n, run, first)
+    right = alone_on_the_same_batches(12)
+    same(by_name(load(file)["model"], right), right, 1e-9)
+
+
+def alone_on_the_same_batches(steps):
+    net = made(Scaled).double()
+    opt = adam(net.parameters())
+    for step in range(steps):
+        opt.zero_grad()
+        x, y = batch(Gpt, step, 0)
+        loss_of(net(x), y).backward()
+        opt.step()
+    return weights(net)
+
+
+def same_nested(found, wanted):
+    """Two states of optimizers, bit for bit."""
+    assert found["param_groups"] == wanted["param_groups"]
+    assert set(found["state"]) == set(wanted["state"])
+    for name, values in wanted["state"].items():
+        same(found["state"][name], values)
+
+
+def test_optimizer_of_other_parameters_is_refused(threads):
+    def run(comm):
+        model = FSDP(made(Gpt), comm)
+        other = adam(made(Gpt).parameters())
+        with pytest.raises(BadArgument, match="parameters of the wrapped model"):
+            model.optimizer_state_dict(other)
+        with pytest.raises(BadArgument, match="parameters of the wrapped model"):
+            model.load_optimizer_state_dict(other, {"param_groups": [], "state": {}})
+
+    threads(2, run)
 
 
 def test_tensors_that_share_memory_are_saved_separately(tmp_path):
@@ -180,8 +293,10 @@ def test_load_refuses_files_that_are_not_safetensors(tmp_path, raw):
 
 
 def test_save_refuses_values_that_are_not_tensors_of_numbers(tmp_path):
-    with pytest.raises(BadArgument, match="x is str"):
-        save(tmp_path / "bad", {"x": "text"})
+    with pytest.raises(BadArgument, match=r"a.x is object"):
+        save(tmp_path / "bad", {"a": {"x": object()}})
+    with pytest.raises(BadArgument, match=r"a has the key \(1, 2\)"):
+        save(tmp_path / "bad", {"a": {(1, 2): 3}})
     with pytest.raises(BadArgument, match=r"x is torch.complex64"):
         save(tmp_path / "bad", {"x": torch.zeros(1, dtype=torch.complex64)})
     assert list(tmp_path.iterdir()) == []

@@ -3,6 +3,10 @@
     save_checkpoint("model.safetensors", model.state_dict(), comm)     rank 0 writes
     model.load_state_dict(load_checkpoint("model.safetensors"))        on any ranks
 
+A state may contain dicts in dicts, lists and plain values, as an optimizer's does:
+
+    save_checkpoint("all.safetensors", {"optimizer": {...}, "step": 7}, comm)
+
 The `safetensors` library writes and reads the files, so other programs can read them,
 and reading never runs code. A file is written under another name and renamed when it is
 complete, so a rank that dies leaves the old file.
@@ -20,6 +24,7 @@ from torch import Tensor
 
 from unisono.errors import BadArgument, Corrupted, MissingExtra
 from unisono.parallel.common.agreement import setup_together
+from unisono.parallel.common.nested_state import KEY, flatten_state, restore_state
 from unisono.runtime.communicator import Communicator
 
 _DTYPES = (
@@ -38,10 +43,14 @@ _DTYPES = (
 
 def save_checkpoint(
     path: str | os.PathLike[str],
-    state: Mapping[str, Tensor],
+    state: Mapping[str, Any],
     comm: Communicator | None = None,
 ) -> None:
-    """Write tensors by name. With `comm`, its rank 0 writes and all wait for it."""
+    """Write tensors by name. With `comm`, its rank 0 writes and all wait for it.
+
+    Values may also be plain ones (numbers, strings, None), and dicts, lists and tuples
+    of these, at any depth.
+    """
     if comm is None:
         _write(Path(path), state)
         return
@@ -50,27 +59,33 @@ def save_checkpoint(
             _write(Path(path), state)
 
 
-def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Tensor]:
-    """The tensors of a file, by name; memory-mapped, so read as they are used."""
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The state in a file; tensors are memory-mapped, so read as they are used."""
     library = _library()
     file = Path(path)
     if not file.stat().st_size:
         raise Corrupted(f"{path}: not a safetensors file: it is empty")
     try:
         tensors: dict[str, Tensor] = library.torch.load_file(file)
+        with library.safe_open(file, framework="pt") as opened:
+            text = (opened.metadata() or {}).get(KEY, "")
     except library.SafetensorError as error:
         raise Corrupted(f"{path}: not a safetensors file: {error}") from error
-    return tensors
+    try:
+        return restore_state(tensors, text) if text else tensors
+    except Corrupted as error:
+        raise Corrupted(f"{path}: {error}") from error
 
 
-def _write(path: Path, state: Mapping[str, Tensor]) -> None:
+def _write(path: Path, state: Mapping[str, Any]) -> None:
     library = _library()
-    tensors = _without_overlaps({k: _checked(k, v) for k, v in state.items()})
+    flat, text = flatten_state(state)
+    tensors = _without_overlaps({k: _checked(k, v) for k, v in flat.items()})
     temporary = path.with_name(f"{path.name}.{os.getpid()}.part")
     temporary.touch()
     try:
         mode = temporary.stat().st_mode  # the library makes files for the owner only
-        library.torch.save_file(tensors, temporary)
+        library.torch.save_file(tensors, temporary, {KEY: text} if text else None)
         temporary.chmod(mode)
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
@@ -81,11 +96,10 @@ def _write(path: Path, state: Mapping[str, Tensor]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def _checked(name: str, tensor: object) -> Tensor:
-    if not isinstance(tensor, Tensor) or tensor.dtype not in _DTYPES:
-        kind = getattr(tensor, "dtype", type(tensor).__name__)
+def _checked(name: str, tensor: Tensor) -> Tensor:
+    if tensor.dtype not in _DTYPES:
         raise BadArgument(
-            f"save_checkpoint: {name} is {kind}; expected a tensor of numbers"
+            f"save_checkpoint: {name} is {tensor.dtype}; expected a tensor of numbers"
         )
     return tensor.detach().contiguous()
 

@@ -22,7 +22,7 @@ steps only its shard needs the second half for parameters, not for gradients.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,20 +32,16 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from unisono.errors import BadArgument
 from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.common.clipping import clip_grad_norm_
 from unisono.parallel.common.flat import BufferPool, needs_grad
-from unisono.parallel.common.marking import forbid_assign, refuse_assign
+from unisono.parallel.common.local_shard import LocalShard
+from unisono.parallel.common.marking import forbid_assign
 from unisono.parallel.sharded.fsdp_policy import UnitPolicy, agree_on_units
 from unisono.parallel.sharded.fsdp_prefetch import UnitOrder
+from unisono.parallel.sharded.fsdp_state import FullState
 from unisono.parallel.sharded.fsdp_summon import full_parameters_installed
 from unisono.parallel.sharded.fsdp_unit import FSDPUnit, UnitOptions
-from unisono.parallel.sharded.local_shard import (
-    LocalShard,
-    full_module_state,
-    load_full_module_state,
-)
 from unisono.parallel.sharded.step_check import (
     ShardVersions,
     explain_step_mismatch,
@@ -54,7 +50,7 @@ from unisono.parallel.sharded.step_check import (
 from unisono.runtime.communicator import Communicator
 
 
-class FSDP(nn.Module):
+class FSDP(FullState):
     """A module whose parameters are sharded over the ranks of `comm`.
 
     `units` selects what is gathered at a time: a function of (name, module), classes or
@@ -140,7 +136,7 @@ class FSDP(nn.Module):
         mine = [shard.param for shard in self.local_shards]
         return clip_grad_norm_(mine, max_norm, norm_type, comm=self._replicas)
 
-    # --- full parameters and state dicts
+    # --- full parameters
 
     @contextmanager
     def summon(self, writeback: bool = True) -> Iterator[nn.Module]:
@@ -150,23 +146,6 @@ class FSDP(nn.Module):
         """
         with full_parameters_installed(self.units, writeback):
             yield self.module
-
-    def state_dict(self, *args: Any, **options: Any) -> Any:
-        """Full tensors by the module's own names, on every rank; a collective call."""
-        if args or options.get("prefix"):
-            with fail_together(self.comm, "an error: state_dict"):
-                raise BadArgument("FSDP.state_dict: takes no destination and no prefix")
-        return full_module_state(self.module, self.local_shards)
-
-    def load_state_dict(
-        self, state: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Load this rank's part of a full state dict; nothing is sent."""
-        if assign:
-            refuse_assign("FSDP")
-        return load_full_module_state(
-            self.module, self.local_shards, state, strict=strict
-        )
 
     # --- forward
 

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from torch import nn
 
+from unisono.parallel.common.local_shard import load_local_shards
 from unisono.parallel.sharded.fsdp_unit import FSDPUnit
-from unisono.parallel.sharded.local_shard import load_local_shards
 
 
 @contextmanager

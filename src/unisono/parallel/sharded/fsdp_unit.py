@@ -29,6 +29,7 @@ from unisono.parallel.common.flat import (
     shared_zeros,
     views,
 )
+from unisono.parallel.common.local_shard import LocalShard
 from unisono.parallel.common.marking import mark_sharded
 from unisono.parallel.common.shard_math import (
     overlap_sizes,
@@ -36,7 +37,6 @@ from unisono.parallel.common.shard_math import (
     uneven_counts,
 )
 from unisono.parallel.data.compression import dense
-from unisono.parallel.sharded.local_shard import LocalShard
 from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
 

@@ -29,6 +29,10 @@ from torch.optim import Optimizer
 from unisono.errors import BadArgument, UsageError
 from unisono.parallel.common.agreement import fail_together, setup_together
 from unisono.parallel.common.clipping import clip_grad_norm_
+from unisono.parallel.common.local_shard import (
+    full_optimizer_state,
+    load_full_optimizer_state,
+)
 from unisono.parallel.common.marking import forbid_assign
 from unisono.parallel.common.module_state import sync_module_state, trainable_parameters
 from unisono.parallel.common.optimizers import (
@@ -41,10 +45,6 @@ from unisono.parallel.data.buckets import MIB, fill_buckets
 from unisono.parallel.data.compression import BucketCodec, Compression, dense
 from unisono.parallel.sharded.fsdp import FSDP
 from unisono.parallel.sharded.fsdp_policy import UnitPolicy
-from unisono.parallel.sharded.local_shard import (
-    full_optimizer_state,
-    load_full_optimizer_state,
-)
 from unisono.parallel.sharded.zero_buckets import ZeroBuckets
 from unisono.runtime.communicator import Communicator
 

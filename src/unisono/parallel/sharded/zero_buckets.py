@@ -13,6 +13,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from unisono.parallel.common.flat import BufferPool, shared_zeros, views
+from unisono.parallel.common.local_shard import LocalShard
 from unisono.parallel.common.marking import mark_sharded
 from unisono.parallel.common.shard_math import (
     overlap_sizes,
@@ -21,7 +22,6 @@ from unisono.parallel.common.shard_math import (
 )
 from unisono.parallel.data.buckets import Bucket, Buckets
 from unisono.parallel.data.compression import BucketCodec, Compression
-from unisono.parallel.sharded.local_shard import LocalShard
 from unisono.parallel.sharded.step_check import explain_step_mismatch
 from unisono.runtime.communicator import Communicator
 

@@ -114,15 +114,17 @@ def full_optimizer_state(optimizer: Optimizer, shards: Sequence[LocalShard]) -> 
     for shard in shards:
         local = optimizer.state.get(shard.param, {})
         state[shard.name] = {
-            key: shard.full_tensor(value)
+            key: shard.full_tensor(value).view(_shape_in_state(shard))
             if _is_sharded(value, shard)
             else _copied(value)
             for key, value in sorted(local.items())
         }
     names = {shard.param: shard.name for shard in shards}
     groups = [
-        {**group, "params": [names[param] for param in group["params"]]}
-        for group in optimizer.param_groups
+        {**group, "params": in_group}
+        for group, in_group in zip(
+            optimizer.param_groups, _names_in_groups(optimizer, names), strict=True
+        )
     ]
     return {"state": state, "param_groups": groups}
 
@@ -134,7 +136,7 @@ def load_full_optimizer_state(
     by_name = {shard.name: shard for shard in shards}
     saved = [set(group["params"]) for group in full["param_groups"]]
     names = {shard.param: shard.name for shard in shards}
-    mine = [{names[p] for p in group["params"]} for group in optimizer.param_groups]
+    mine = [set(in_group) for in_group in _names_in_groups(optimizer, names)]
     if saved != mine:
         raise BadArgument(
             f"load_state_dict: the state has groups of {[len(s) for s in saved]} "
@@ -144,13 +146,35 @@ def load_full_optimizer_state(
     for name, values in full["state"].items():
         shard = by_name[name]
         optimizer.state[shard.param] = {
-            key: shard.local_part(value).clone()
-            if isinstance(value, Tensor) and value.shape == shard.shape
+            key: shard.local_part(value.view(shard.shape)).clone()
+            if isinstance(value, Tensor) and value.shape == _shape_in_state(shard)
             else _copied(value)
             for key, value in values.items()
         }
     for group, loaded in zip(optimizer.param_groups, full["param_groups"], strict=True):
         group.update({k: v for k, v in loaded.items() if k != "params"})
+
+
+def _names_in_groups(
+    optimizer: Optimizer, names: Mapping[nn.Parameter, str]
+) -> list[list[str]]:
+    """The names of the parameters in each group of an optimizer."""
+    groups = [group["params"] for group in optimizer.param_groups]
+    others = [param for group in groups for param in group if param not in names]
+    if others:
+        raise BadArgument(
+            f"optimizer state: {len(others)} of its parameters are not local shards of "
+            "this model; make the optimizer of the parameters of the wrapped model"
+        )
+    return [[names[param] for param in group] for group in groups]
+
+
+def _shape_in_state(shard: LocalShard) -> torch.Size:
+    """The shape of a state with an element for each of the parameter's.
+
+    Of a parameter without dims it has one, unlike a number such as Adam's step.
+    """
+    return shard.shape or torch.Size([1])
 
 
 def _is_sharded(value: object, shard: LocalShard) -> bool:
