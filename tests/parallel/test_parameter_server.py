@@ -50,6 +50,129 @@ def test_servers_send_the_bytes_of_the_formula(threads, n, servers):
         assert sent == 4 * (pushed + handed_out)
 
 
+@pytest.mark.parametrize("servers", [1, 2])
+def test_server_clips_by_the_norm_of_the_averaged_gradients(threads, servers):
+    def run(comm):
+        net = made(Mlp)
+        server = ParameterServer(net, comm, SGD[0], servers=servers, **SGD[1])
+        norms = []
+
+        def clip():
+            norms.append(server.clip_grad_norm_(0.1).item())
+
+        train(comm, net, server, Mlp, after=clip)
+        return norms, weights(net)
+
+    _, right = alone(Mlp, 3, clip=0.1)
+    found = threads(3, run)
+    for norms, state in found:
+        assert norms == found[0][0]
+        same(state, right, 1e-6)
+
+
+def test_gradients_that_change_after_clipping_are_refused(threads):
+    def run(comm):
+        net = made(Mlp)
+        server = ParameterServer(net, comm, SGD[0], **SGD[1])
+        x, y = batch(Mlp, 0, comm.rank)
+        loss_of(net(x), y).backward()
+        server.clip_grad_norm_(1.0)
+        loss_of(net(x), y).backward()
+        with pytest.raises(UsageError, match="call backward before it"):
+            server.step()
+        server.zero_grad()
+        loss_of(net(x), y).backward()
+        server.step()
+
+    threads(2, run)
+
+
+def test_groups_and_schedulers_of_a_server_equal_one_process(threads):
+    def stepped(net, make, ranks):
+        heavy = [net.first.weight, net.last.weight]
+        rest = [p for p in net.parameters() if all(p is not h for h in heavy)]
+        opt = make(net, [{"params": heavy, "lr": 0.1}, {"params": rest}])
+        schedule = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)
+        for step in range(6):
+            opt.zero_grad()
+            for rank in ranks:
+                x, y = batch(Mlp, step, rank)
+                (loss_of(net(x), y) / len(ranks)).backward()
+            opt.step()
+            schedule.step()
+        return weights(net), [group["lr"] for group in opt.param_groups]
+
+    def run(comm):
+        def make(net, groups):
+            return ParameterServer(net, comm, SGD[0], groups=groups, **SGD[1])
+
+        return stepped(made(Mlp), make, [comm.rank])
+
+    right, rates = stepped(made(Mlp), lambda _, g: SGD[0](g, **SGD[1]), [0, 1])
+    for found, mine in threads(2, run):
+        same(found, right, 1e-6)
+        assert mine == rates == [0.0125, 0.00625]
+
+
+def test_server_resumes_with_other_numbers_of_ranks_and_servers(threads):
+    """Every rank has the same batches, so the number of ranks makes no difference."""
+
+    def steps(net, opt, first):
+        for step in range(first, first + 4):
+            opt.zero_grad()
+            x, y = batch(Mlp, step, 0)
+            loss_of(net(x.double()), y.double()).backward()
+            opt.step()
+
+    def run(comm, servers, first, model, state):
+        net = made(Mlp, seed=first).double()
+        if model is not None:
+            net.load_state_dict(model)
+        rate = 9.0 if first else 1e-2  # the saved one holds
+        opt = ParameterServer(net, comm, torch.optim.AdamW, servers=servers, lr=rate)
+        if state is not None:
+            opt.load_state_dict(state)
+        steps(net, opt, first)
+        return weights(net), opt.state_dict()
+
+    model = state = None
+    for first, n, servers in ((0, 2, 1), (4, 3, 2), (8, 1, 1)):
+        model, state = threads(n, run, servers, first, model, state)[-1]
+    net = made(Mlp).double()
+    opt = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    for first in (0, 4, 8):
+        steps(net, opt, first)
+    same(model, weights(net), 1e-10)
+    assert state["state"]["first.weight"]["exp_avg"].shape == (11, 5)
+
+
+def test_rank_0_scatters_the_batch(threads):
+    x, y = torch.randn(6, 5), torch.arange(6)
+
+    def run(comm):
+        server = ParameterServer(made(Mlp), comm, SGD[0], **SGD[1])
+        before = comm.sent_bytes
+        mine = server.scatter(x, y) if comm.rank == 0 else server.scatter()
+        return mine, comm.sent_bytes - before
+
+    for rank, ((a, b), sent) in enumerate(threads(3, run)):
+        assert torch.equal(a, x.chunk(3)[rank])
+        assert torch.equal(b, y.chunk(3)[rank])
+        assert sent >= (x.nbytes + y.nbytes) * 2 // 3 if rank == 0 else sent < 1024
+
+
+@pytest.mark.parametrize(
+    ("rows", "giver", "message"),
+    [(5, 0, "5 cannot be divided evenly by 2"), (4, 1, "rank 0 gives the batch")],
+)
+def test_batches_that_cannot_be_scattered_are_refused(refusals, rows, giver, message):
+    def run(comm):
+        server = ParameterServer(made(Mlp), comm, SGD[0], **SGD[1])
+        server.scatter(*[torch.ones(rows, 5)] * (comm.rank == giver))
+
+    assert any(message in str(error) for error in refusals(2, run))
+
+
 def work(comm, server, net, steps, before_first=lambda: None):
     with server:
         if server.serving:

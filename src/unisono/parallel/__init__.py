@@ -41,12 +41,10 @@ if TYPE_CHECKING:
     from unisono.parallel.common.checkpoint import load_checkpoint, save_checkpoint
     from unisono.parallel.common.clipping import clip_grad_norm_
     from unisono.parallel.common.mesh import Mesh
+    from unisono.parallel.data.async_parameter_server import AsyncParameterServer
     from unisono.parallel.data.ddp import DDP
     from unisono.parallel.data.onebit_adam import OneBitAdam
-    from unisono.parallel.data.parameter_server import (
-        AsyncParameterServer,
-        ParameterServer,
-    )
+    from unisono.parallel.data.parameter_server import ParameterServer
     from unisono.parallel.data.plain_ddp import PlainDDP
     from unisono.parallel.data.sync_batch_norm import SyncBatchNorm
     from unisono.parallel.model.context import all_to_all_attention, ring_attention
@@ -116,9 +114,10 @@ _NAMES_IN = {
     "common.checkpoint": ("load_checkpoint", "save_checkpoint"),
     "common.clipping": ("clip_grad_norm_",),
     "common.mesh": ("Mesh",),
+    "data.async_parameter_server": ("AsyncParameterServer",),
     "data.ddp": ("DDP",),
     "data.onebit_adam": ("OneBitAdam",),
-    "data.parameter_server": ("AsyncParameterServer", "ParameterServer"),
+    "data.parameter_server": ("ParameterServer",),
     "data.plain_ddp": ("PlainDDP",),
     "data.sync_batch_norm": ("SyncBatchNorm",),
     "model.context": ("all_to_all_attention", "ring_attention"),

@@ -31,14 +31,14 @@ def refuse_not_elementwise(optimizer: object, where: str) -> None:
 
 
 def refuse_other_parameters(
-    groups: list[dict[str, Any]], named: list[tuple[str, nn.Parameter]]
+    groups: list[dict[str, Any]], named: list[tuple[str, nn.Parameter]], where: str
 ) -> None:
     """Groups contain the module's own trainable parameters only."""
     known = {param for _, param in named}
     others = [p for g in groups for p in g["params"] if p not in known]
     if others:
         raise BadArgument(
-            f"ZeRO: groups have {len(others)} tensors that are not trainable "
+            f"{where}: groups have {len(others)} tensors that are not trainable "
             "parameters of the module"
         )
 

@@ -14,115 +14,40 @@ With as many servers as ranks it is an all_reduce: P/n to every rank and back.
 
     memory per rank   parameters + gradients; a server also 1/s of the optimizer state
 
-Unlike collectives, servers need not wait for all ranks. In `AsyncParameterServer` a
-gradient is applied when it arrives; a fast worker goes on without the slow ones, but by
-no more than `staleness` steps, since old gradients slow down convergence.
+`async_parameter_server` has servers that do not wait for all ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
-from itertools import accumulate, pairwise
-from types import TracebackType
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from unisono.errors import BadArgument, CollectiveTimeout, UsageError, whole_number
-from unisono.parallel.common.agreement import close_after, fail_together, setup_together
-from unisono.parallel.common.flat import shared_zeros, views
-from unisono.parallel.common.module_state import sync_module_state, trainable_parameters
-from unisono.parallel.common.optimizers import refuse_closure, refuse_not_elementwise
-from unisono.parallel.common.shard_math import shard_sizes
-from unisono.runtime.call.work import Work
+from unisono.errors import BadArgument, UsageError
+from unisono.parallel.common.agreement import fail_together, setup_together
+from unisono.parallel.common.clipping import clip_grad_norm_
+from unisono.parallel.common.local_shard import (
+    full_optimizer_state,
+    load_full_optimizer_state,
+)
+from unisono.parallel.common.optimizers import refuse_closure
+from unisono.parallel.common.shard_math import divide_evenly
+from unisono.parallel.data.served_parameters import ServedParameters
 from unisono.runtime.communicator import Communicator
 
-_PUSH, _PULL = 1, 2  # tags
-_POLL_S = 0.002
-Span = tuple[int, int]
 
-
-class _FlatParameters:
-    """A module's parameters and gradients as two flat tensors, split by server."""
-
-    def __init__(
-        self,
-        module: nn.Module,
-        comm: Communicator,
-        servers: int,
-        optimizer: Callable[..., Optimizer],
-        options: dict[str, Any],
-    ) -> None:
-        where = type(self).__name__
-        self.module, self.comm = module, comm
-        with setup_together(comm, where) as settings:
-            self._check(servers, where)
-            refuse_not_elementwise(optimizer, where)
-            self.params = [param for _, param in trainable_parameters(module, where)]
-            dtypes = {param.dtype for param in self.params}
-            if len(dtypes) != 1:
-                raise BadArgument(
-                    f"{where}: expected parameters of one type, got {dtypes}"
-                )
-            settings.append(f"{servers} servers")
-        sync_module_state(comm, module, where)
-        count = sum(param.numel() for param in self.params)
-        self.flat = shared_zeros(comm, count, self.params[0].dtype)
-        for param, view in zip(self.params, views(self.flat, self.params), strict=True):
-            param.data = view.copy_(param.detach())
-        self.grads = shared_zeros(comm, count, self.flat.dtype)
-        self._grad_views = views(self.grads, self.params)
-        self.zero_grad()
-        ends = accumulate(shard_sizes(count, servers), initial=0)
-        self.spans: list[Span] = list(pairwise(ends))
-        self.serving = comm.rank < servers
-        self.inner: Optimizer | None = None
-        if self.serving:
-            begin, end = self.spans[comm.rank]
-            self.mine = nn.Parameter(self.flat[begin:end])
-        with setup_together(comm, where):  # the optimizer may refuse its options
-            if self.serving:
-                self.inner = optimizer([self.mine], **options)
-
-    def _check(self, servers: int, where: str) -> None:
-        """Raise if the number of servers is out of range."""
-        n = self.comm.world_size
-        if not 1 <= whole_number(f"{where}: servers", servers) <= n:
-            raise BadArgument(f"{where}: servers = {servers}: expected 1..{n}")
-
-    def _collect(self) -> Tensor:
-        """The gradients in one flat tensor; zeros where there are none."""
-        for param, view in zip(self.params, self._grad_views, strict=True):
-            if param.grad is None:
-                view.zero_()
-            elif param.grad.data_ptr() != view.data_ptr():
-                view.copy_(param.grad)
-            param.grad = view  # it has no memory of its own
-        return self.grads
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        """Clear the gradients; they stay views of one flat tensor."""
-        self.grads.zero_()
-        for param, view in zip(self.params, self._grad_views, strict=True):
-            param.grad = view
-
-    def _broadcast(self, label: str) -> None:
-        """Give every rank each server's parameters."""
-        for server, (begin, end) in enumerate(self.spans):
-            part = self.flat[begin:end]
-            self.comm.broadcast(part, root=server, algorithm="naive", label=label)
-
-
-class ParameterServer(_FlatParameters):
+class ParameterServer(ServedParameters, Optimizer):
     """Synchronous: all ranks are workers, and the first `servers` ranks also serve.
 
         server = ParameterServer(model, comm, torch.optim.SGD, lr=0.1)
         loss(model(x), y).backward(); server.step(); server.zero_grad()
 
-    The results are those of DDP, to the bit if `reproducible`.
+    The results are those of DDP, to the bit if `reproducible`. `groups` are parameter
+    groups as torch has them, of the module's own parameters; learning rate schedulers
+    take it as an optimizer.
     """
 
     def __init__(
@@ -132,17 +57,47 @@ class ParameterServer(_FlatParameters):
         optimizer: Callable[..., Optimizer],
         *,
         servers: int = 1,
+        groups: Iterable[dict[str, Any]] | None = None,
         **options: Any,
     ) -> None:
         """Begin with rank 0's parameters; a collective call."""
-        super().__init__(module, comm, servers, optimizer, options)
+        chosen = None if groups is None else list(groups)
+        ServedParameters.__init__(
+            self, module, comm, servers, optimizer, options, chosen
+        )
+        Optimizer.__init__(self, self.inner.param_groups, self.inner.defaults)
+        self.param_groups, self.state = self.inner.param_groups, self.inner.state
+        self._pushed: int | None = None
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Push the gradients, step on the servers, pull the parameters."""
         with fail_together(self.comm, "an error: a closure"):
             refuse_closure(closure, "ParameterServer")
-        grads = self._collect()
+        self._push()
+        self._pushed = None
+        self.inner.step()
+        self.broadcast_parameters("pull")
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip by the norm of the averaged gradients; returns it.
+
+        After backward and before the step; it pushes the gradients to the servers.
+        """
+        self._push()
+        mine = [shard.param for shard in self.local_shards]
+        norm = clip_grad_norm_(mine, max_norm, norm_type)
+        self._pushed = self.grads._version
+        return norm
+
+    @torch.no_grad()
+    def _push(self) -> None:
+        """Average the gradients on the servers, once in a step."""
+        if self._pushed is not None:
+            with fail_together(self.comm, "an error: a later backward"):
+                self._check_unchanged(self._pushed)
+            return
+        grads = self.collect_grads()
         for server, (begin, end) in enumerate(self.spans):
             self.comm.reduce(
                 grads[begin:end],
@@ -151,147 +106,57 @@ class ParameterServer(_FlatParameters):
                 algorithm="naive",  # all ranks send to the server; summed in rank order
                 label="push",
             )
-        if self.inner is not None:
-            begin, end = self.spans[self.comm.rank]
-            self.mine.grad = grads[begin:end]
-            self.inner.step()
-        self._broadcast("pull")
+        begin, end = self.span
+        self.set_shard_grads(grads[begin:end])
+        self._pushed = grads._version
 
-
-class AsyncParameterServer(_FlatParameters):
-    """Asynchronous: the first `servers` ranks only serve, the others only work.
-
-        server = AsyncParameterServer(model, comm, torch.optim.SGD, staleness=2, lr=0.1)
-        with server:
-            if server.serving:
-                server.serve()
-            else:
-                for x, y in data:
-                    loss(model(x), y).backward()
-                    server.step()
-
-    No worker is more than `staleness` + 1 steps ahead of the slowest that still works.
-    At the end of the block all ranks have the same parameters.
-    """
-
-    def __init__(
-        self,
-        module: nn.Module,
-        comm: Communicator,
-        optimizer: Callable[..., Optimizer],
-        *,
-        servers: int = 1,
-        staleness: int = 0,
-        **options: Any,
-    ) -> None:
-        """Begin with rank 0's parameters; a collective call."""
-        self.staleness = staleness
-        super().__init__(module, comm, servers, optimizer, options)
-        self.clocks = dict.fromkeys(range(servers, comm.world_size), 0)
-        self.furthest_ahead = 0
-        self._done = False
-
-    def _check(self, servers: int, where: str) -> None:
-        n, staleness = self.comm.world_size, self.staleness
-        whole_number(f"{where}: staleness", staleness)
-        if not 1 <= whole_number(f"{where}: servers", servers) < n or staleness < 0:
-            raise BadArgument(
-                f"{where}: servers = {servers}, staleness = {staleness}: expected a "
-                f"server and a worker at least among {n} ranks, and no negative "
-                "staleness"
-            )
-
-    def step(self, closure: Any = None) -> None:
-        """Push this worker's gradients and pull the parameters."""
-        refuse_closure(closure, "AsyncParameterServer")
-        if self.serving:
+    def _check_unchanged(self, version: int) -> None:
+        if self.collect_grads()._version != version:
             raise UsageError(
-                "AsyncParameterServer.step: this rank is a server; call serve()"
+                "ParameterServer: gradients have changed after clip_grad_norm_, which "
+                "sends them to the servers; call backward before it, then step()"
             )
-        self._collect()
-        self._push(working=True)
-        for server, (begin, end) in enumerate(self.spans):
-            self.comm.recv(self.flat[begin:end], server, tag=_PULL)
-        self.zero_grad()
 
-    def _push(self, *, working: bool) -> None:
-        """Send each server its part of the gradients, and whether more will follow."""
-        sent = []
-        for server, (begin, end) in enumerate(self.spans):
-            message = torch.empty(end - begin + 1, dtype=self.grads.dtype)
-            message[:-1] = self.grads[begin:end]
-            message[-1] = float(working)
-            work = self.comm.send(message, server, tag=_PUSH, async_op=True)
-            sent.append(work)
-        for work in sent:
-            work.wait()
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear the gradients; their memory is kept."""
+        self._pushed = None
+        self.clear_grads()
 
-    def serve(self) -> None:
-        """Step with each gradient as it arrives, until all workers are done."""
-        if self.inner is None:
-            raise UsageError(
-                "AsyncParameterServer.serve: this rank is a worker; call step()"
-            )
-        begin, end = self.spans[self.comm.rank]
-        size = end - begin + 1
-        messages = {w: torch.empty(size, dtype=self.flat.dtype) for w in self.clocks}
-        posted = {w: self._post_recv(w, messages[w]) for w in self.clocks}
-        waiting: set[int] = set()
-        while self.clocks:
-            worker = _next_arrival(posted)
-            del posted[worker]
-            if not messages[worker][-1]:  # its last message
-                del self.clocks[worker]
-            else:
-                self.mine.grad = messages[worker][:-1]
-                self.inner.step()
-                self.clocks[worker] += 1
-                waiting.add(worker)
-                posted[worker] = self._post_recv(worker, messages[worker])
-            waiting -= self._answer(waiting)
+    def state_dict(self) -> dict[str, Any]:
+        """The full state by the parameters' names, on every rank; a collective call.
 
-    def _post_recv(self, worker: int, into: Tensor) -> Work:
-        """One receive per worker, so that the loss of any worker is noticed."""
-        work: Work = self.comm.recv(into, worker, tag=_PUSH, async_op=True)
-        return work
+        It can be loaded with any number of ranks and servers, and by ZeRO.
+        """
+        return full_optimizer_state(self.inner, self.local_shards)
 
-    def _answer(self, waiting: set[int]) -> set[int]:
-        """Send the parameters to the workers that are not too far ahead."""
-        slowest = min(self.clocks.values(), default=0)
-        ahead = max(self.clocks.values(), default=0) - slowest
-        self.furthest_ahead = max(self.furthest_ahead, ahead)
-        begin, end = self.spans[self.comm.rank]
-        ready = {w for w in waiting if self.clocks[w] - slowest <= self.staleness}
-        for worker in sorted(ready):
-            self.comm.send(self.flat[begin:end], worker, tag=_PULL)
-        return ready
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load this rank's part of a full state; nothing is sent."""
+        load_full_optimizer_state(self.inner, self.local_shards, state_dict)
 
-    def __enter__(self) -> AsyncParameterServer:
-        """Begin to work or to serve."""
-        return self
+    def scatter(self, *batch: Tensor) -> tuple[Tensor, ...]:
+        """This rank's part of a batch that rank 0 has; a collective call.
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Tell the servers that no more follows; then all get the final parameters."""
-        if error is not None:
-            close_after(self.comm, error)  # other ranks wait for its messages
-            return
-        if not self.serving and not self._done:
-            self._done = True
-            self._push(working=False)
-        self._broadcast("final parameters")
+            x, y = server.scatter(x, y) if comm.rank == 0 else server.scatter()
 
-
-def _next_arrival(posted: dict[int, Work]) -> int:
-    """A worker whose message has arrived; of several, the one posted first."""
-    while True:
-        for worker, work in posted.items():
-            if work.done():
-                work.wait()
-                return worker
-        with suppress(CollectiveTimeout):  # then check the other workers
-            next(iter(posted.values())).wait(timeout_s=_POLL_S)
+        Rank 0 gives tensors with as many rows each, which the ranks divide evenly, so
+        that the mean of their gradients is that of the batch.
+        """
+        n, root = self.comm.world_size, self.comm.rank == 0
+        with setup_together(self.comm, "ParameterServer.scatter"):
+            if bool(batch) != root:
+                raise BadArgument(
+                    f"ParameterServer.scatter: rank {self.comm.rank} gave "
+                    f"{len(batch)} tensors; rank 0 gives the batch, the others nothing"
+                )
+            for i, tensor in enumerate(batch):
+                what = f"ParameterServer.scatter: rows of tensor {i}"
+                divide_evenly(what, tensor.shape[0] if tensor.dim() else 1, n)
+        shapes = [(t.dtype, tuple(t.shape)) for t in batch]
+        named = [(str(dtype).removeprefix("torch."), shape) for dtype, shape in shapes]
+        parts = []
+        for i, (dtype, shape) in enumerate(self.comm.broadcast_object(named)):
+            part = torch.empty(shape[0] // n, *shape[1:], dtype=getattr(torch, dtype))
+            whole = batch[i].detach().contiguous() if root else None
+            self.comm.scatter(whole, out=part, label=f"batch, tensor {i}")
+            parts.append(part)
+        return tuple(parts)

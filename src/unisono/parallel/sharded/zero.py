@@ -86,7 +86,7 @@ class ZeRO(Optimizer):
             named = trainable_parameters(module, "ZeRO")
             every = {"params": [p for _, p in named]}
             in_groups = [every] if groups is None else list(groups)
-            refuse_other_parameters(in_groups, named)
+            refuse_other_parameters(in_groups, named, "ZeRO")
             first = fill_buckets(named[::-1], int(bucket_cap_mb * MIB))
             settings += [f"stage {stage}", f"bucket_cap_mb = {bucket_cap_mb}"]
             named_options = {"codec": codec, **options}.items()
