@@ -74,8 +74,8 @@ def test_units_are_the_listed_modules_and_the_root(threads):
 
 @pytest.mark.parametrize(
     "options",
-    [{"prefetch": False}, {"reshard_after_forward": False}],
-    ids=["no prefetch", "kept after forward"],
+    [{"prefetch": False}, {"reshard_after_forward": False}, {"prefetch": "early"}],
+    ids=["no prefetch", "kept after forward", "early"],
 )
 def test_prefetch_and_resharding_do_not_change_results(threads, options):
     for _, found in threads(2, run, Gpt, sgd, EXACT | options):
@@ -204,6 +204,66 @@ def test_next_unit_is_prefetched(threads):
         assert begun[:3] == forward
         assert begun[3] == "in block 0"
         assert begun[5:7] == backward
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_first_units_are_gathered_before_forward(threads, early):
+    """After the step, by `unshard` or by itself; forward does not gather them again."""
+
+    def run(comm):
+        model = FSDP(made(Gpt), comm, prefetch="early" if early else True)
+        opt = sgd(model.parameters())
+        step = opt.step if early else lambda: (opt.step(), model.unshard())
+        gathered, sent = [], []
+        for number in range(3):
+            before = comm.sent_bytes
+            opt.zero_grad()
+            x, y = batch(Gpt, number, comm.rank)
+            loss_of(model(x), y).backward()
+            step()
+            gathered.append([u.name for u in model.units if u.unsharded])
+            comm.barrier()
+            sent.append(comm.sent_bytes - before)
+        return gathered, sent[2], comm.sent_bytes
+
+    for gathered, sent, _ in threads(2, run):
+        assert gathered == [["root", "blocks.0"]] * 3
+        assert sent == threads(2, sent_in_a_step, {})[0][0]
+
+
+def test_shards_that_change_after_unshard_are_gathered_again(threads):
+    right = weights(made(Gpt, seed=5))
+    x, y = batch(Gpt, 0, 0)
+    other = made(Gpt)
+    other.load_state_dict(right)
+    wanted = loss_of(other(x), y).item()
+
+    def run(comm):
+        model = FSDP(made(Gpt), comm)
+        model.unshard()
+        model.unshard()
+        model.load_state_dict(right)
+        first = loss_of(model(x), y)
+        first.backward()
+        model.unshard()
+        return first.item(), loss_of(model(x), y).item()
+
+    assert threads(2, run) == [(wanted, wanted)] * 2
+
+
+def test_steps_of_other_models_gather_nothing(threads):
+    """torch calls the hooks that follow a step for every optimizer."""
+
+    def run(comm):
+        model = FSDP(made(Mlp), comm, prefetch="early")
+        train(comm, model, sgd(model.parameters()), Mlp, steps=1)
+        assert model.units[0].unsharded
+        with torch.no_grad():
+            model(batch(Mlp, 0, 0)[0])
+        sgd(made(Mlp).parameters()).step()
+        assert not any(unit.unsharded for unit in model.units)
+
+    threads(2, run)
 
 
 # --- what it composes with

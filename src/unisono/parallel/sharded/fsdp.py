@@ -10,7 +10,8 @@ A rank has full parameters only of the units that it computes with:
     backward   gather 3 | use 3, gather 2 | reduce 3, free 3, use 2, gather 1 | ...
 
 Gathering the next unit while this one computes is called prefetching; the next unit is
-known from the step before. A unit's gradients are reduce-scattered when all are there.
+known from the step before; the first one can be gathered before the pass (`unshard`),
+while the batch is loaded. A unit's gradients are reduce-scattered when all are there.
 
     memory per rank   (parameters + gradients + optimizer state) / n, and two units
     sent per step     3(n-1)/n of the parameters: gathered twice, reduced once
@@ -24,7 +25,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,11 @@ from unisono.parallel.common.flat import BufferPool, needs_grad
 from unisono.parallel.common.local_shard import LocalShard
 from unisono.parallel.common.marking import forbid_assign
 from unisono.parallel.sharded.fsdp_policy import UnitPolicy, agree_on_units
-from unisono.parallel.sharded.fsdp_prefetch import UnitOrder
+from unisono.parallel.sharded.fsdp_prefetch import (
+    EarlyUnits,
+    UnitOrder,
+    after_each_step,
+)
 from unisono.parallel.sharded.fsdp_state import FullState
 from unisono.parallel.sharded.fsdp_summon import full_parameters_installed
 from unisono.parallel.sharded.fsdp_unit import FSDPUnit, UnitOptions
@@ -61,6 +66,8 @@ class FSDP(FullState):
     full parameters for backward: more memory, and only 2(n-1)/n is sent. `param_codec`
     and `reduce_codec`: codecs for gathered parameters and reduced gradients ("fp8", or
     "fp8@hosts" to encode only between hosts); shards stay exact.
+    `prefetch="early"` calls `unshard` after every step of an optimizer of this model;
+    False gathers each unit only when it is used.
     """
 
     def __init__(
@@ -75,7 +82,7 @@ class FSDP(FullState):
         param_codec: str | None = None,
         reduce_codec: str | None = None,
         reshard_after_forward: bool = True,
-        prefetch: bool = True,
+        prefetch: bool | Literal["early"] = True,
         reproducible: bool = False,
     ) -> None:
         """Begin with rank 0's parameters; a collective call."""
@@ -84,6 +91,7 @@ class FSDP(FullState):
         settings = [f"param_dtype = {param_dtype}, reduce_dtype = {reduce_dtype}"]
         settings += [f"param_codec = {param_codec}, reduce_codec = {reduce_codec}"]
         settings += [f"reshard_after_forward = {reshard_after_forward}"]
+        settings += [f"prefetch = {prefetch}"]
         specs = agree_on_units(module, units, comm, replicas, settings)
         forbid_assign(module, "FSDP")
         options = UnitOptions(
@@ -96,7 +104,8 @@ class FSDP(FullState):
             reduce_codec=reduce_codec,
         )
         self._units = {part: FSDPUnit(name, m, options) for part, name, m in specs}
-        self._reshards, self._prefetches = reshard_after_forward, prefetch
+        self._reshards, self._prefetches = reshard_after_forward, bool(prefetch)
+        self._early = EarlyUnits()
         self._sync = True
         self._calls, self._versions = 0, ShardVersions()
         self._order = {"forward": UnitOrder(), "backward": UnitOrder()}
@@ -107,6 +116,8 @@ class FSDP(FullState):
         module.register_forward_pre_hook(self._begin_forward)
         for part, unit in self._units.items():
             self._hook(part, unit)
+        if prefetch == "early":
+            after_each_step([s.param for s in self.local_shards], self.unshard)
 
     @property
     def units(self) -> list[FSDPUnit]:
@@ -121,6 +132,23 @@ class FSDP(FullState):
     def forward(self, *args: Any, **options: Any) -> Any:
         """The module's own forward pass."""
         return self.module(*args, **options)
+
+    def unshard(self) -> None:
+        """Begin to gather what the next forward pass uses first; a collective call.
+
+        Call it after the optimizer's step, before the next batch is loaded. If shards
+        change afterwards, forward gathers them again.
+        """
+        order = self._order["forward"].expected(2 if self._prefetches else 1)
+        self._calls += 1  # labels are those of the coming pass
+        for unit in order or self.units[:1]:
+            if not self._early.valid(unit):
+                unit.reshard()
+                if unit is self.units[0]:
+                    self._versions.check(unit.shard for unit in self.units)
+                unit.unshard(self._gather_label(unit, "forward"))
+                self._early.add(unit)
+        self._calls -= 1
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -169,7 +197,9 @@ class FSDP(FullState):
         self._backward = False  # an earlier pass may have failed
         for unit in self.units:
             unit.in_backward = False
-            unit.reshard()  # gathered and not used, and perhaps before a step
+            if not self._early.valid(unit):
+                unit.reshard()  # gathered and not used, and perhaps before a step
+        self._early.clear()
         self._calls += 1
         self._versions.check(unit.shard for unit in self.units)
         self._order["forward"].restart()
