@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unisono import Schedule, UnsupportedWorld, schedule
-from unisono.algorithms.hierarchical import led_by, telling
+from unisono.algorithms.hierarchical import groups, led_by, telling
 from unisono.errors import BadArgument
 from unisono.schedule import COLLECTIVES
 from unisono.schedule.placement import numbered
@@ -243,3 +243,25 @@ def test_invalid_placement_is_refused_with_the_expected_form(message):
 def test_placement_with_another_number_of_ranks_is_refused():
     with pytest.raises(UnsupportedWorld, match="places 4 ranks, but there are 5"):
         schedule("broadcast", "hierarchical:hosts=0.1.0.1", 5)
+
+
+@pytest.mark.parametrize(
+    ("n", "sizes"),
+    [
+        (1, [1]),
+        (2, [2]),
+        (3, [2, 1]),
+        (8, [4, 4]),
+        (12, [4, 4, 4]),
+        (13, [4, 3, 3, 3]),
+        (22, [5, 5, 4, 4, 4]),
+        (32, [8, 8, 8, 8]),
+    ],
+)
+def test_default_groups_are_of_one_size_where_a_divisor_is_near_the_root(n, sizes):
+    assert groups(n, "") == [sizes]
+
+
+def test_default_groups_of_8_ranks_take_fewer_rounds_than_uneven_ones():
+    uneven = schedule("all_reduce", "hierarchical:levels=3+3+2", 8).cost()
+    assert schedule("all_reduce", "hierarchical", 8).cost().rounds < uneven.rounds

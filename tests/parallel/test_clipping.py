@@ -248,6 +248,16 @@ def test_parameters_without_gradient_add_nothing_to_the_norm(threads):
         assert grad is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_norm_of_double_gradients_is_double(dtype):
+    param = nn.Parameter(torch.ones(3, dtype=dtype))
+    param.grad = torch.tensor([1.0, 1e-6, 0.0], dtype=dtype)
+    norm = clip_grad_norm_(param, 10.0)
+    assert norm.dtype == (dtype if dtype == torch.float64 else torch.float32)
+    if dtype == torch.float64:
+        assert norm.item() == math.sqrt(1 + 1e-12) != 1.0
+
+
 @pytest.mark.parametrize("norm_type", [0, -1.0, float("nan")])
 def test_norm_types_that_are_not_positive_are_refused(norm_type):
     with pytest.raises(BadArgument, match="expected a positive number"):

@@ -82,6 +82,44 @@ def test_attention_with_16_bit_types_and_given_scale(threads, how, dtype, limit)
             torch.testing.assert_close(mine.double(), right, rtol=limit, atol=limit)
 
 
+@pytest.mark.quick(n=[3])
+@pytest.mark.parametrize("n", [1, 2, 3])
+@pytest.mark.parametrize("how", BOTH)
+@pytest.mark.parametrize("causal", [False, True])
+def test_fewer_heads_of_keys_and_values_equal_dense_attention(threads, n, how, causal):
+    """Grouped queries: 12 heads of queries and 6 of keys, of which only 6 are sent."""
+
+    def inputs():
+        q, k, v, up = qkv()
+        return [x.requires_grad_() for x in (q, k[:, :6].clone(), v[:, :6].clone())], up
+
+    (q, k, v), up = inputs()
+    y = functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=True
+    )
+    y.backward(up)
+    right = [y.detach(), q.grad, k.grad, v.grad]
+
+    def run(comm):
+        whole, up = inputs()
+        mine = [shard_sequence(x.detach(), comm, dim=2) for x in (*whole, up)]
+        three = [x.requires_grad_() for x in mine[:3]]
+        before = comm.sent_bytes
+        y = BOTH[how](*three, comm, causal=causal)
+        sent = comm.sent_bytes - before
+        y.backward(mine[3])
+        parts = [y.detach(), *(x.grad for x in three)]
+        return [whole_sequence(x, comm, dim=2) for x in parts], sent
+
+    x = 2 * 12 * (24 // n) * 4 * 8
+    exchanged = (n - 1) * EXCHANGED
+    for found, sent in threads(n, run):
+        for mine, wanted in zip(found, right, strict=True):
+            torch.testing.assert_close(mine, wanted, rtol=1e-10, atol=1e-10)
+        bytes_sent = (n - 1) * x if how == "ring" else 3 * x * (n - 1) // n
+        assert sent == bytes_sent + exchanged
+
+
 def test_ring_attention_does_not_overflow(threads):
     """Scores of a thousand: the softmax is combined about its largest."""
 
@@ -210,6 +248,7 @@ def test_shapes_that_do_not_match_are_refused(threads, how):
     x = torch.zeros(1, HEADS, 4, 2)
     for args, exchanged in [
         ((x, x, x[..., :1]), "all three of one shape"),
+        ((x, x[:, :5], x[:, :5]), "a divisor of the queries' heads"),
         ((x, x.double(), x), "expected one type"),
         ((x[..., :3, :],) * 3, "in balanced halves: 3 cannot be divided"),
     ]:

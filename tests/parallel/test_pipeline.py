@@ -12,8 +12,8 @@ from torch.nn import functional
 
 from unisono.errors import BadArgument, CollectiveMismatch
 from unisono.parallel import Mesh, Pipeline, PlainDDP
-from unisono.parallel.model.pipeline import HEADER, _PipelineStep
 from unisono.parallel.model.pipeline_order import ORDERS, table
+from unisono.parallel.model.pipeline_step import HEADER, PipelineStep
 
 LAYERS = 6
 AGREED, LOSS = 8, 8
@@ -147,6 +147,29 @@ def test_pipeline_with_data_parallelism_equals_one_process(threads):
 # --- orders
 
 
+@pytest.mark.quick(n=[3])
+@pytest.mark.parametrize("n", NS)
+def test_evaluation_and_prediction_equal_one_process(threads, n):
+    x, y = batch(0)
+    model = deep()
+    outputs = model(x).detach()
+    loss = functional.mse_loss(outputs, y).item()
+
+    def run(comm):
+        pipe = Pipeline(deep(), comm, microbatches=3)
+        found = pipe.evaluate(x, y, functional.mse_loss)
+        out = pipe.predict(x) if comm.rank == 0 else pipe.predict()
+        assert all(param.grad is None for param in pipe.parameters())
+        assert out is None or not out.requires_grad
+        return found, out
+
+    found = threads(n, run)
+    for rank, (mine, out) in enumerate(found):
+        assert mine == pytest.approx(loss, rel=1e-12)
+        assert (out is None) == (rank < n - 1)
+    torch.testing.assert_close(found[-1][1], outputs)
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("n", [1, 2, 4, 7])
 @pytest.mark.parametrize("m", [1, 2, 5, 12])
@@ -176,13 +199,13 @@ def test_orders_do_not_deadlock(order, n, m):
 def test_stage_holds_at_most_the_stated_micro_batches(threads, monkeypatch):
     """gpipe: all m micro-batches; 1f1b: as many as there are stages from here on."""
     most = {}
-    finish = _PipelineStep.finish
+    finish = PipelineStep.finish
 
     def watched(step):
-        most[step.pipe.order, step.rank] = step.most_held
+        most[step.stage.order, step.rank] = step.most_held
         finish(step)
 
-    monkeypatch.setattr(_PipelineStep, "finish", watched)
+    monkeypatch.setattr(PipelineStep, "finish", watched)
 
     def run(comm):
         for order in ORDERS:

@@ -12,10 +12,11 @@ collective is put together.
 
 `levels` gives the groups, from the inside out: 4x3 is three hosts of four ranks, 2x4x3
 has a level below that; unequal groups are written out, 5+4+4. Without it, groups are
-about as many as each has ranks, uneven if need be. Where the ranks of a host do not
-follow each other, `hosts` gives the host of each rank instead: 0.1.0.1, or in short
-0-1x2 (see `schedule/placement.py`). Where there is a root, its group leads on every
-level, so whatever crosses into another group crosses once.
+about as many as each has ranks, and of one size if n has such a divisor (8: 4x2). Where
+the ranks of a host do not follow each other, `hosts` gives the host of each rank
+instead: 0.1.0.1, or in short 0-1x2 (see `schedule/placement.py`). Where there is a
+root, its group leads on every level, so whatever crosses into another group crosses
+once.
 
 `by` names the algorithm of each level, from the inside out, as in direct/ring; the last
 one serves all levels above. If that of the inner level has no reduce_scatter, as a
@@ -228,10 +229,20 @@ def led_by(n: int, shape: list[list[int]], leader: int) -> tuple[list[list[int]]
     return shape, np.concatenate([[leader], order[order != leader]])
 
 
+def _default_hosts(n: int) -> int:
+    """About the root of n: a divisor, if there is one that is no less than half of it.
+
+    Groups of one size take fewer rounds: 8 ranks are 4x2, not 3+3+2.
+    """
+    root = math.sqrt(n)
+    divisors = [d for d in range(2, int(root) + 1) if n % d == 0 and d >= root / 2]
+    return max(divisors) if divisors else round(root)
+
+
 def groups(n: int, levels: str) -> list[list[int]]:
     """The sizes of the groups on each level, from the inside out."""
     if not levels:
-        hosts = max(1, round(math.sqrt(n)))
+        hosts = _default_hosts(n)
         return [[part.size for part in np.array_split(np.arange(n), hosts)]]
     if not re.fullmatch(r"[0-9]+([x+][0-9]+)*", levels):
         raise BadArgument(

@@ -39,8 +39,9 @@ def clip_grad_norm_(
     """Scale the gradients so that the norm of all of them is at most `max_norm`.
 
     All ranks that share the model call it, each with its own parameters; it returns
-    the norm before clipping, the same bits on all. `comm` adds ranks to reduce over:
-    replicas, or all ranks of the mesh, which takes one sum and not one per axis.
+    the norm before clipping, the same bits on all, in float64 if a parameter is.
+    `comm` adds ranks to reduce over: replicas, or all ranks of the mesh, which takes
+    one sum and not one per axis.
     """
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if not norm_type > 0:
@@ -54,8 +55,8 @@ def clip_grad_norm_(
     for param in params:
         if param.grad is not None:
             param.grad.mul_(scale.to(param.grad.dtype))
-    norm: Tensor = total.to(torch.float32)
-    return norm
+    double = any(param.dtype == torch.float64 for param in params)
+    return total if double else total.to(torch.float32)
 
 
 def _total(

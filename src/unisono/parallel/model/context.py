@@ -58,9 +58,11 @@ def ring_attention(
     balanced: bool = True,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention of this rank's queries to the keys of all ranks: (..., t, d).
+    """Attention of this rank's queries to the keys of all ranks: (..., heads, t, d).
 
-    `balanced` is how the sequence was sharded; it matters to causal attention only.
+    Keys and values may have fewer heads, of which each is for several heads of queries
+    (grouped-query attention); only these are sent. `balanced` is how the
+    sequence was sharded; it matters to causal attention only.
     """
     with fail_together(comm, "an error: attention's input"):
         _check_shapes("ring_attention", q, k, v, 2 if balanced and causal else 1)
@@ -83,12 +85,12 @@ class _RingAttention(Function):
         balanced: bool,
         scale: float,
     ) -> Tensor:
-        ring = _KeyValueRing(comm, causal, balanced, "forward", q)
+        ring = _KeyValueRing(comm, causal, balanced, "forward", (q, k))
         q, k, v = (x.detach() for x in (q, k, v))
         queries, out = _wide(q), torch.zeros_like(_wide(q))
         log_sum = out.new_full(q.shape[:-1], -torch.inf)
         for pair, src in ring.rounds(torch.stack([k, v])):
-            keys, values = _wide(pair)
+            keys, values = (_for_each_query_head(x, q) for x in _wide(pair))
             for here, there, diagonal in ring.block_pairs(src, q.shape[-2]):
                 query, key = queries[..., here, :], keys[..., there, :]
                 scores = _scores(query, key, scale, diagonal)
@@ -108,24 +110,24 @@ class _RingAttention(Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         q, k, v, out, log_sum = ctx.saved_tensors
         comm, causal, balanced, scale = ctx.arguments
-        ring = _KeyValueRing(comm, causal, balanced, "backward", q)
+        ring = _KeyValueRing(comm, causal, balanced, "backward", (q, k))
         grad, queries = _wide(grads[0]), _wide(q)
         shift = (grad * out).sum(-1, keepdim=True)
         dq = torch.zeros_like(queries)
         kv_grads = queries.new_zeros(2, *k.shape)
         for pair, src in ring.rounds(torch.stack([k, v])):
-            keys, values = _wide(pair)
+            keys, values = (_for_each_query_head(x, q) for x in _wide(pair))
             dk, dv = kv_grads
             for here, there, diagonal in ring.block_pairs(src, q.shape[-2]):
                 query, key = queries[..., here, :], keys[..., there, :]
                 up = grad[..., here, :]
                 scores = _scores(query, key, scale, diagonal)
                 weights = (scores - log_sum[..., here].unsqueeze(-1)).exp()
-                dv[..., there, :] += weights.mT @ up
+                dv[..., there, :] += _for_each_key_head(weights.mT @ up, dv)
                 tilt = up @ values[..., there, :].mT - shift[..., here, :]
                 tilt = weights * tilt * scale
                 dq[..., here, :] += tilt @ key
-                dk[..., there, :] += tilt.mT @ query
+                dk[..., there, :] += _for_each_key_head(tilt.mT @ query, dk)
             kv_grads = ring.send_on(kv_grads)
         dk, dv = kv_grads
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), *[None] * 4
@@ -145,6 +147,21 @@ def _wide(x: Tensor) -> Tensor:
     return x.float() if x.dtype.itemsize < 4 else x
 
 
+def _for_each_query_head(x: Tensor, q: Tensor) -> Tensor:
+    """Keys or values, each head as often as there are heads of queries for it."""
+    if x.shape[:-2] == q.shape[:-2]:
+        return x
+    return x.repeat_interleave(q.shape[-3] // x.shape[-3], -3)
+
+
+def _for_each_key_head(grad: Tensor, x: Tensor) -> Tensor:
+    """The gradient by heads of queries, summed to the heads of the keys or values."""
+    if grad.shape[:-2] == x.shape[:-2]:
+        return grad
+    summed: Tensor = grad.unflatten(-3, (x.shape[-3], -1)).sum(-3)
+    return summed
+
+
 class _KeyValueRing:
     """Keys and values of all ranks in turn: from the left, on to the right."""
 
@@ -154,13 +171,15 @@ class _KeyValueRing:
         causal: bool,
         balanced: bool,
         direction: str,
-        q: Tensor,
+        queries_and_keys: tuple[Tensor, Tensor],
     ) -> None:
         self.comm, self.causal, self.balanced = comm, causal, balanced
         sharding = "balanced" if balanced else "contiguous"
         masking = f"causal, {sharding}" if causal else "not causal"
         # Before anything is sent: a rank that is ahead, or has another shape, is named.
-        settings = f"{direction}: {q.dtype}{list(q.shape)}, {masking}"
+        q, k = queries_and_keys
+        shapes = f"{list(q.shape)}, keys {list(k.shape)}"
+        settings = f"{direction}: {q.dtype}{shapes}, {masking}"
         check_same(comm, "ring_attention", [settings])
         n = comm.world_size
         self.left, self.right = (comm.rank - 1) % n, (comm.rank + 1) % n
@@ -224,7 +243,10 @@ def all_to_all_attention(
     balanced: bool = True,
     scale: float | None = None,
 ) -> Tensor:
-    """The same as `ring_attention` for (b, h, t, d), where n divides the heads."""
+    """The same as `ring_attention` for (b, h, t, d), where n divides the heads.
+
+    If keys and values have fewer heads than queries, n divides these as well.
+    """
     where, n = "all_to_all_attention", comm.world_size
     with setup_together(comm, where) as settings:
         _check_shapes(where, q, k, v, 2 if balanced and causal else 1)
@@ -241,8 +263,9 @@ def all_to_all_attention(
     for name, x in (("queries", q), ("keys", k), ("values", v)):
         x = functions.all_to_all(x, comm, 1, 2, label=f"{where}: {name}")
         full.append(x if order is None else x.index_select(2, order))
+    grouped = q.shape[1] != k.shape[1]
     y = functional.scaled_dot_product_attention(
-        full[0], full[1], full[2], is_causal=causal, scale=scale
+        full[0], full[1], full[2], is_causal=causal, scale=scale, enable_gqa=grouped
     )
     if order is not None:
         y = y.index_select(2, order.argsort())
@@ -250,11 +273,17 @@ def all_to_all_attention(
 
 
 def _check_shapes(where: str, q: Tensor, k: Tensor, v: Tensor, parts: int) -> None:
-    """Raise if these are not queries, keys and values of one shape and type."""
-    if q.shape != k.shape or k.shape != v.shape or q.dim() < 2:
+    """Raise if these are not queries, keys and values of shapes and types that fit."""
+    fits = q.dim() >= 2 and k.shape == v.shape
+    if fits and q.shape != k.shape:  # fewer heads of keys and values
+        fits = q.dim() >= 3 and q.dim() == k.dim()
+        fits = fits and q.shape[:-3] == k.shape[:-3] and q.shape[-2:] == k.shape[-2:]
+        fits = fits and k.shape[-3] > 0 and q.shape[-3] % k.shape[-3] == 0
+    if not fits:
         raise BadArgument(
             f"{where}: queries {list(q.shape)}, keys {list(k.shape)} and values "
-            f"{list(v.shape)}; expected all three of one shape (..., tokens, features)"
+            f"{list(v.shape)}; expected all three of one shape (..., heads, tokens, "
+            "features), or keys and values with a divisor of the queries' heads"
         )
     if q.dtype != k.dtype or k.dtype != v.dtype:
         raise BadArgument(

@@ -22,9 +22,9 @@ Huang et al., "GPipe" (2019); Narayanan et al., "PipeDream" (2019, the 1F1B orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -35,14 +35,8 @@ from unisono.parallel.common.marking import forbid_assign, mark_sharded
 from unisono.parallel.common.module_state import sync_module_state
 from unisono.parallel.common.shard_math import shard_sizes
 from unisono.parallel.model.pipeline_order import ORDERS
-from unisono.runtime.call.work import Work
+from unisono.parallel.model.pipeline_step import MicroBatches, PipelineStep
 from unisono.runtime.communicator import Communicator
-
-HEADER = 10
-"""Numbers before every output: its type, its number of dims, and up to 8 dims."""
-_TYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64
-
-Loss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Pipeline(nn.Module):
@@ -118,7 +112,7 @@ class Pipeline(nn.Module):
         targets, a mean over rows); what other ranks pass is ignored. Gradients
         accumulate.
         """
-        run = _PipelineStep(self, self._microbatches(x, target, loss), loss)
+        run = PipelineStep(self, self.comm, self._microbatches(x, target, loss), loss)
         table = ORDERS[self.order](
             self.comm.rank, self.comm.world_size, self.microbatches
         )
@@ -133,13 +127,50 @@ class Pipeline(nn.Module):
         last = self.comm.world_size - 1
         return float(self.comm.broadcast(total, root=last, label="pipeline: loss"))
 
+    @torch.no_grad()
+    def evaluate(
+        self, x: Tensor | None = None, target: Tensor | None = None, loss: Any = None
+    ) -> float:
+        """The mean loss of a batch, on every rank, without backward.
+
+        The arguments are those of `step`. Call `eval()` before, where layers differ.
+        """
+        run = self._forward_all(x, target, loss)
+        total = torch.tensor([run.total], dtype=torch.float64)
+        last = self.comm.world_size - 1
+        return float(self.comm.broadcast(total, root=last, label="pipeline: loss"))
+
+    @torch.no_grad()
+    def predict(self, x: Tensor | None = None) -> Tensor | None:
+        """The outputs for a batch that the first rank has; on the last rank only."""
+        run = self._forward_all(x, None, None, predicts=True)
+        return torch.cat(run.outputs) if self._last else None
+
+    def _forward_all(
+        self, x: Tensor | None, target: Tensor | None, loss: Any, predicts: bool = False
+    ) -> PipelineStep:
+        """All micro-batches through this stage."""
+        parts = self._microbatches(x, target, loss, predicts)
+        run = PipelineStep(self, self.comm, parts, loss)
+        with close_on_error(self.comm):
+            for number in range(self.microbatches):
+                run.forward(number)
+                run.held.clear()
+            run.finish()
+        return run
+
     def _microbatches(
-        self, x: Tensor | None, target: Tensor | None, loss: Any
-    ) -> _MicroBatches:
+        self,
+        x: Tensor | None,
+        target: Tensor | None,
+        loss: Any,
+        predicts: bool = False,
+    ) -> MicroBatches:
         """The micro-batches of inputs and targets; on an error all ranks raise."""
         first, m = self.comm.rank == 0, self.microbatches
         needed = [("x", x)] if first else []
-        needed += [("target", target), ("loss", loss)] if self._last else []
+        if self._last and not predicts:
+            needed += [("target", target), ("loss", loss)]
         with setup_together(self.comm, "Pipeline.step"):
             for name, value in needed:
                 if value is None:
@@ -153,103 +184,7 @@ class Pipeline(nn.Module):
                     )
         xs = x.tensor_split(m) if first and x is not None else ()
         ys = target.tensor_split(m) if self._last and target is not None else ()
-        return _MicroBatches(xs, ys)
-
-
-class _MicroBatches(NamedTuple):
-    inputs: tuple[Tensor, ...]
-    targets: tuple[Tensor, ...]
-
-
-class _PipelineStep:
-    """One batch: the inputs and outputs of this stage that backward needs."""
-
-    def __init__(
-        self, pipe: Pipeline, microbatches: _MicroBatches, loss: Loss | None
-    ) -> None:
-        self.pipe, self.comm, self.loss = pipe, pipe.comm, loss
-        self.microbatches = microbatches
-        self.rank, self.n = self.comm.rank, self.comm.world_size
-        self.total = 0.0
-        self.held: dict[int, tuple[Tensor, Tensor]] = {}
-        self.most_held = 0
-        # Messages that are being sent, with the tensors that must stay alive.
-        self.sending: list[tuple[Work, Tensor]] = []
-
-    def forward(self, number: int) -> None:
-        """Receive a micro-batch, run the stage, and send the output on."""
-        x = (
-            self.microbatches.inputs[number]
-            if self.rank == 0
-            else self._receive(number)
-        )
-        y = self.pipe(x)
-        if self.rank < self.n - 1:
-            self._send_output(y.detach().contiguous(), number)
-        else:
-            y = self._weighted_loss(y, number)
-        self.held[number] = x, y
-        self.most_held = max(self.most_held, len(self.held))
-
-    def backward(self, number: int) -> None:
-        """Receive the gradient of the output, and send that of the input back."""
-        x, y = self.held.pop(number)
-        if self.rank == self.n - 1:
-            y.backward()
-        else:
-            grad = torch.empty_like(y, memory_format=torch.contiguous_format)
-            self.comm.recv(grad, self.rank + 1, tag=2 * number + 1)
-            if y.requires_grad:
-                y.backward(grad)
-        if self.rank > 0:
-            grad = torch.zeros_like(x) if x.grad is None else x.grad
-            self._send(grad.contiguous(), self.rank - 1, 2 * number + 1)
-
-    def finish(self) -> None:
-        """Wait until all messages are sent."""
-        for work, _ in self.sending:
-            work.wait()
-        self.sending.clear()
-
-    def _weighted_loss(self, y: Tensor, number: int) -> Tensor:
-        """This micro-batch's part of the mean over the whole batch."""
-        assert self.loss is not None
-        target = self.microbatches.targets[number]
-        if len(y) != len(target):
-            raise BadArgument(
-                f"Pipeline.step: micro-batch {number} has {len(y)} rows of outputs and "
-                f"{len(target)} of targets; give x and target with as many rows"
-            )
-        rows = sum(len(part) for part in self.microbatches.targets)
-        part = self.loss(y, target) * (len(target) / rows)
-        self.total += float(part.detach())
-        return part
-
-    def _send_output(self, y: Tensor, number: int) -> None:
-        if y.dtype not in _TYPES or y.dim() > HEADER - 2:
-            raise BadArgument(
-                f"Pipeline: stage {self.rank} outputs {y.dtype}{list(y.shape)}; "
-                f"expected a tensor of up to {HEADER - 2} dims, of one of "
-                f"{', '.join(str(t) for t in _TYPES)}"
-            )
-        header = [_TYPES.index(y.dtype), y.dim(), *y.shape]
-        header += [0] * (HEADER - len(header))
-        self._send(torch.tensor(header), self.rank + 1, 2 * number)
-        self._send(y, self.rank + 1, 2 * number)
-
-    def _send(self, x: Tensor, dst: int, tag: int) -> None:
-        while self.sending and self.sending[0][0].done():
-            self.sending.pop(0)[0].wait()  # raises its error, if any
-        work = self.comm.send(x, dst, tag=tag, async_op=True)
-        self.sending.append((work, x))
-
-    def _receive(self, number: int) -> Tensor:
-        header = torch.empty(HEADER, dtype=torch.int64)
-        self.comm.recv(header, self.rank - 1, tag=2 * number)
-        kind, dims, *shape = header.tolist()
-        x = torch.empty(shape[:dims], dtype=_TYPES[kind])
-        self.comm.recv(x, self.rank - 1, tag=2 * number)
-        return x.requires_grad_(x.is_floating_point())
+        return MicroBatches(xs, ys)
 
 
 def _ends(count: int, n: int, at: Sequence[int] | None) -> list[int]:
