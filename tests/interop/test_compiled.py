@@ -300,6 +300,29 @@ def test_compiled_adapter_works_beside_the_backend_of_another_device(ranks):
     assert ranks("auto", MIXED) == ["compiled gloo\n"] * 2
 
 
+REPLACED = """
+from torch.testing._internal.distributed import fake_pg
+from unisono.interop.torch.replacement import replace
+replace("gloo")
+store = dist.FileStore(os.environ["STORE"], n)
+options = fake_pg.FakeProcessGroup.Options()
+dist.init_process_group(
+    "cuda:fake,cpu:gloo", store=store, rank=rank, world_size=n, pg_options=options
+)
+x = torch.ones(3)
+dist.all_reduce(x)
+assert x[0] == 2
+print(adapter_of(), dist.group.WORLD._get_backend(torch.device("cuda")).name())
+end()
+"""
+
+
+@pytest.mark.sweep
+@pytest.mark.usefixtures("built")
+def test_replaced_backend_leaves_that_of_another_device_with_its_options(ranks):
+    assert ranks("auto", REPLACED) == ["compiled fake\n"] * 2
+
+
 def test_python_adapter_refuses_a_second_backend(monkeypatch):
     mixed = {"cpu": "unisono", "cuda": "nccl"}
     monkeypatch.setenv(adapters.VARIABLE, "python")

@@ -5,7 +5,7 @@ at the end of `import torch`; all it does is to leave a name. What makes a group
 imported when the first is made.
 
 UNISONO_TORCH_REPLACES=gloo makes every group that asks for gloo one of ours, for
-programs that do not let their users choose.
+programs that do not let their users choose: see `replacement.py`.
 
 There are two adapters, see `adapter_of`. `python -m unisono.interop.torch build` builds
 the compiled one, which is used from then on.
@@ -13,7 +13,6 @@ the compiled one, which is used from then on.
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 from typing import Any
@@ -45,7 +44,9 @@ def register() -> None:
         NAME, _create, extended_api=True, devices=["cpu", "cuda"]
     )
     if other := os.environ.get(REPLACES, "").strip().lower():
-        _stand_in_for(other)
+        from unisono.interop.torch.replacement import replace
+
+        replace(other)
 
 
 def _create(options: Any, pg_options: Any = None) -> Any:
@@ -53,25 +54,6 @@ def _create(options: Any, pg_options: Any = None) -> Any:
     from unisono.interop.torch.adapters import make
 
     return make(options, pg_options)
-
-
-def _stand_in_for(other: str) -> None:
-    """A program that asks for the backend `other` and no second one gets this one."""
-    from torch.distributed import distributed_c10d
-
-    c10d: Any = distributed_c10d
-    make_group = c10d._new_process_group_helper
-
-    @functools.wraps(make_group)
-    def replaced(
-        size: int, rank: int, ranks: Any, backend: Any, *args: Any, **kwargs: Any
-    ) -> Any:
-        asked = str(backend).lower()
-        if asked in (other, f"cpu:{other}", f"cuda:{other}"):
-            backend, kwargs["backend_options"] = c10d.Backend(NAME), None
-        return make_group(size, rank, ranks, backend, *args, **kwargs)
-
-    c10d._new_process_group_helper = replaced
 
 
 def adapter_of(group: Any = None) -> str:

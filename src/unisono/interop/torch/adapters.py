@@ -70,9 +70,10 @@ def make(options: Any, pg_options: Any = None) -> Any:
     from unisono.interop.torch.rendezvous import GroupRendezvous
     from unisono.interop.torch.work import for_torch
 
-    if pg_options is not None:
-        raise BadArgument("the unisono backend has no pg_options")
     devices = _devices(sys._getframe())
+    alone = devices is None or len(set(devices.values())) == 1
+    if pg_options is not None and alone:  # else they are the other backend's
+        raise BadArgument("the unisono backend has no pg_options")
     try:
         name = chosen(devices)
         if name == "compiled":  # before another rank waits for this one
