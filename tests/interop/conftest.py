@@ -1,6 +1,11 @@
 """Ranks with torch: forked from one process, which has imported it."""
 
+import os
+import subprocess
+import sys
+
 import pytest
+from adapter_cache import CACHE
 
 from forked import Forks
 
@@ -18,6 +23,26 @@ def forks(tmp_path_factory):
     result = {"UNISONO_TEST_STORES": str(where), "UNISONO_TORCH_ADAPTER": "python"}
     with Forks(LIMIT_S, **result) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def built():
+    """The compiled adapter; made once, which takes half a minute."""
+    from unisono.interop.torch import compiled
+
+    if compiled.compiler() is None:
+        pytest.skip("there is no C++ compiler")
+    code = "from unisono.interop.torch import compiled; compiled.load()"
+    env = os.environ | {"XDG_CACHE_HOME": str(CACHE)}
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=280)
+
+
+@pytest.fixture(params=["python", "compiled"])
+def adapter(request):
+    """Each of the two by its name, for ranks that look for it in `CACHE`."""
+    if request.param == "compiled":
+        request.getfixturevalue("built")
+    return request.param
 
 
 @pytest.fixture(params=["python", "compiled"])

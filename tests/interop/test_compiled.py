@@ -13,14 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("torch._dynamo")  # which DDP imports when it is first called
 
+from adapter_cache import CACHE  # noqa: E402
+
 from unisono.errors import BadArgument, UsageError  # noqa: E402
 from unisono.interop.torch import adapters, compiled  # noqa: E402
 
 # To compile it takes longer than all other tests of this folder.
 pytestmark = pytest.mark.quick(adapter=["python"])
 
-# A folder of its own, so that the user's groups do not change for our tests.
-CACHE = Path(__file__).parents[2] / "build" / "cache"
 PRELUDE = """
 import os, sys, time
 import torch, torch.distributed as dist
@@ -34,23 +34,6 @@ def end():
     dist.barrier()
     dist.destroy_process_group()
 """
-
-
-@pytest.fixture(scope="session")
-def built():
-    """The module; made once, which takes half a minute."""
-    if compiled.compiler() is None:
-        pytest.skip("there is no C++ compiler")
-    code = "from unisono.interop.torch import compiled; compiled.load()"
-    env = os.environ | {"XDG_CACHE_HOME": str(CACHE)}
-    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=280)
-
-
-@pytest.fixture(params=["python", "compiled"])
-def adapter(request):
-    if request.param == "compiled":
-        request.getfixturevalue("built")
-    return request.param
 
 
 def environment(tmp_path, adapter, n):
@@ -203,7 +186,7 @@ work = dist.all_reduce(torch.ones(100), async_op=True)
 try:
     work.get_future().wait()
 except RuntimeError as error:
-    print("future:", str(error).splitlines()[0])
+    print("future:", type(error).__name__, error.ranks)
 try:
     work.wait()
 except PeerLost as error:
@@ -214,9 +197,7 @@ assert work.is_completed()
 
 def test_future_and_wait_name_the_lost_rank(ranks, adapter):
     output = ranks(adapter, LOST, dies=[1])[0].splitlines()
-    assert output[0].startswith("future: ")
-    assert "PeerLost: " in output[0]
-    assert "rank 1" in output[0]
+    assert output[0] == "future: PeerLost (1,)"
     assert output[1] == "wait: (1,) True"
 
 
@@ -301,13 +282,12 @@ def test_compiled_adapter_works_beside_the_backend_of_another_device(ranks):
 
 
 REPLACED = """
-from torch.testing._internal.distributed import fake_pg
 from unisono.interop.torch.replacement import replace
-replace("gloo")
+replace("mpi")
 store = dist.FileStore(os.environ["STORE"], n)
-options = fake_pg.FakeProcessGroup.Options()
+options = dist.ProcessGroupGloo._Options()
 dist.init_process_group(
-    "cuda:fake,cpu:gloo", store=store, rank=rank, world_size=n, pg_options=options
+    "cuda:gloo,cpu:mpi", store=store, rank=rank, world_size=n, pg_options=options
 )
 x = torch.ones(3)
 dist.all_reduce(x)
@@ -320,7 +300,7 @@ end()
 @pytest.mark.sweep
 @pytest.mark.usefixtures("built")
 def test_replaced_backend_leaves_that_of_another_device_with_its_options(ranks):
-    assert ranks("auto", REPLACED) == ["compiled fake\n"] * 2
+    assert ranks("auto", REPLACED) == ["compiled gloo\n"] * 2
 
 
 def test_python_adapter_refuses_a_second_backend(monkeypatch):

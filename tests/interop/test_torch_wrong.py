@@ -5,7 +5,8 @@ import torch
 import torch.distributed as dist
 from ranks import expect, group
 
-from forked import attempt
+from forked import attempt, error_summary
+from unisono.errors import BadArgument
 
 n = 2
 
@@ -94,11 +95,22 @@ WRONG = {
 }
 
 
+def refusal(call):
+    """What a call raises, and which of the types that torch's users catch it is of."""
+    try:
+        call()
+    except Exception as error:
+        types = (ValueError, RuntimeError, BadArgument)
+        kinds = [kind.__name__ for kind in types if isinstance(error, kind)]
+        return error_summary(error) | {"kinds": kinds}
+    return None
+
+
 def wrong(rank):
     result = {}
     with group(rank):
         for name, (call, _) in WRONG.items():
-            result[name] = attempt(call)
+            result[name] = refusal(call)
             x = one()
             dist.all_reduce(x)
             expect(x, one() * n, f"the group after {name}")
@@ -116,6 +128,14 @@ def raised(forks):
 def test_wrong_arguments_are_refused_with_the_reason(raised, name):
     assert raised[name] is not None, "nothing was raised"
     assert WRONG[name][1] in raised[name]["message"]
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_have_the_types_of_torch_and_unisono(raised, name):
+    if name == "outputs of another type":  # torch itself refuses this
+        assert raised[name]["kinds"] == ["ValueError"]
+    else:
+        assert raised[name]["kinds"] == ["ValueError", "RuntimeError", "BadArgument"]
 
 
 def a_root_short_of_tensors(rank):

@@ -67,14 +67,15 @@ def served(devices: Mapping[str, str] | None) -> tuple[str, ...]:
 
 def make(options: Any, pg_options: Any = None) -> Any:
     """A process group, or a backend for one."""
+    from unisono.interop.torch.errors import for_torch, raise_originals
     from unisono.interop.torch.rendezvous import GroupRendezvous
-    from unisono.interop.torch.work import for_torch
 
+    raise_originals()
     devices = _devices(sys._getframe())
     alone = devices is None or len(set(devices.values())) == 1
-    if pg_options is not None and alone:  # else they are the other backend's
-        raise BadArgument("the unisono backend has no pg_options")
     try:
+        if pg_options is not None and alone:  # else they are the other backend's
+            raise BadArgument("the unisono backend has no pg_options")
         name = chosen(devices)
         if name == "compiled":  # before another rank waits for this one
             from unisono.interop.torch import compiled

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from unisono.dtypes import DType
-from unisono.errors import BadArgument
 from unisono.interop.torch import profiling
+from unisono.interop.torch.errors import BadArgument
 from unisono.interop.torch.group import GroupHandle
 from unisono.interop.torch.tensors import (
     Finish,

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from unisono.errors import BadArgument, UnisonoError
+from unisono.errors import UnisonoError
 from unisono.interop.torch import profiling, sparse
 from unisono.interop.torch.calls import OPS, CallBuilder, limit_of, overlap, shares
 from unisono.interop.torch.dynamo import leave_out
+from unisono.interop.torch.errors import BadArgument, for_torch
 from unisono.interop.torch.rendezvous import GroupRendezvous
 from unisono.interop.torch.stream_calls import StreamCallBuilder
 from unisono.interop.torch.stream_work import StagedMessage, together
@@ -42,7 +43,6 @@ from unisono.interop.torch.work import (
     CompletedWork,
     Completer,
     PendingCall,
-    for_torch,
 )
 from unisono.runtime.call.work import Work as Part
 from unisono.runtime.core import Core

@@ -26,10 +26,9 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import torch.distributed as dist
-
 import unisono
-from unisono.errors import ConnectFailed
+from unisono.errors import CollectiveTimeout, ConnectFailed
+from unisono.interop.torch.errors import as_both
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.core import Core
 from unisono.runtime.groups import agreed_number
@@ -102,14 +101,14 @@ class GroupRendezvous:
             self._store.wait([f"{turn}/done"], timedelta(seconds=limit + _ANSWER_S))
             failure = self._store.get(f"{turn}/done").decode()
         if failure:
-            raise dist.DistBackendError(
+            raise _late(
                 f"Rank {self.rank} successfully reached monitoredBarrier, but received "
                 f"errors while waiting for send/recv from rank 0: {failure}"
             )
 
     def _await_all(self, turn: str, limit: float, wait_all_ranks: bool) -> None:
         if limit <= 0:
-            raise dist.DistBackendError("Rank 0 timed out in monitoredBarrier")
+            raise _late("Rank 0 timed out in monitoredBarrier")
         deadline = time.monotonic() + limit
         missing = []
         for rank in range(1, self.size):
@@ -128,7 +127,7 @@ class GroupRendezvous:
             failure = f"{who} failed to pass monitoredBarrier in {limit:g} s"
         self._store.set(f"{turn}/done", failure)
         if failure:
-            raise dist.DistBackendError(failure)
+            raise _late(failure, missing)
 
     def _key(self, what: str) -> str:
         return f"unisono/{self._turn}/{what}"
@@ -214,6 +213,11 @@ class GroupRendezvous:
             name=self.name,
         )
         return Communicator(joined)
+
+
+def _late(text: str, ranks: Sequence[int] = ()) -> BaseException:
+    """The failure of a monitored barrier, in words that torch's programs know."""
+    return as_both(CollectiveTimeout(text, ranks=ranks, collective="monitored_barrier"))
 
 
 def _bracketed(host: str) -> str:

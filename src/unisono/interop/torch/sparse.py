@@ -9,7 +9,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
-from unisono.errors import BadArgument
+from unisono.interop.torch.errors import BadArgument
 from unisono.interop.torch.group import GroupHandle
 
 

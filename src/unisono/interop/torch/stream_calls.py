@@ -8,13 +8,14 @@ from typing import Any, Self
 from torch import Tensor
 
 from unisono.dtypes import DType
-from unisono.errors import BadArgument, UnisonoError
+from unisono.errors import UnisonoError
 from unisono.interop.torch import profiling
 from unisono.interop.torch.calls import CallBuilder
+from unisono.interop.torch.errors import BadArgument, for_torch
 from unisono.interop.torch.group import GroupHandle
 from unisono.interop.torch.stream_work import StreamWork
 from unisono.interop.torch.streams import CallStreams
-from unisono.interop.torch.work import PendingCall, for_torch
+from unisono.interop.torch.work import PendingCall
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.options import CallOptions

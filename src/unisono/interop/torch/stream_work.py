@@ -16,8 +16,9 @@ from torch import Tensor
 
 from unisono.errors import UnisonoError
 from unisono.interop.torch.dynamo import leave_out
+from unisono.interop.torch.errors import for_torch, text_for_future
 from unisono.interop.torch.streams import CallStreams, Held, StreamPosition
-from unisono.interop.torch.work import Completer, PendingCall, for_torch
+from unisono.interop.torch.work import Completer, PendingCall
 from unisono.runtime.call.work import Work as Part
 from unisono.runtime.device.work import await_device
 
@@ -83,7 +84,7 @@ class StreamWork(PendingCall):
     def failure(self) -> str | None:
         """What went wrong, for the adapter in C++."""
         error = self.exception()
-        return None if error is None else f"{type(error).__name__}: {error}"
+        return None if error is None else text_for_future(error)
 
     def stream_place(self) -> tuple[int, int] | None:
         """torch's numbers of the stream and its device, for the adapter in C++."""
@@ -205,7 +206,7 @@ class SeveralWorks(PendingCall):
     def failure(self) -> str | None:
         """What went wrong, for the adapter in C++."""
         error = self.exception()
-        return None if error is None else f"{type(error).__name__}: {error}"
+        return None if error is None else text_for_future(error)
 
     def get_future(self) -> Any:
         """A future that is complete when all of them are; it has no value."""

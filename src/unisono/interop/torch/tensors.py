@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from unisono.dtypes import DTYPES, DType
-from unisono.errors import BadArgument
+from unisono.interop.torch.errors import BadArgument
 
 _BYTES = DTYPES["uint8"]
 _KNOWN: dict[torch.dtype, DType] = {

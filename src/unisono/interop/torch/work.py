@@ -24,34 +24,12 @@ import torch.distributed as dist
 
 from unisono.errors import CollectiveTimeout, UnisonoError
 from unisono.interop.torch.dynamo import leave_out
+from unisono.interop.torch.errors import for_torch, text_for_future
 from unisono.runtime.call.work import Work as Part
 
 _LOG = logging.getLogger("unisono")
 _NO_LIMIT = timedelta(0)
 _AT_END_S = 1.0
-
-
-def for_torch(error: BaseException) -> BaseException:
-    """The same error, which is torch's DistBackendError as well."""
-    if not isinstance(error, UnisonoError) or isinstance(error, RuntimeError):
-        return error
-    text = str(error)
-    if isinstance(error, CollectiveTimeout):
-        text = f"{error.collective or 'a call'} Timed out waiting: {text}"
-    error.args = (text,)
-    both: BaseException = error
-    both.__class__ = _both(type(error))
-    return both
-
-
-_BOTH: dict[type[BaseException], type[BaseException]] = {}
-
-
-def _both(kind: type[BaseException]) -> type[BaseException]:
-    if kind not in _BOTH:
-        own = {"__module__": kind.__module__}
-        _BOTH[kind] = type(kind.__name__, (kind, dist.DistBackendError), own)
-    return _BOTH[kind]
 
 
 class PendingCall(dist.Work):
@@ -133,7 +111,7 @@ class PendingCall(dist.Work):
         """After all parts have ended: what went wrong, with the name of the error."""
         self.settle()
         error = self._error
-        return None if error is None else f"{type(error).__name__}: {error}"
+        return None if error is None else text_for_future(error)
 
     # --- what torch asks
 
@@ -171,7 +149,7 @@ class PendingCall(dist.Work):
         if self._error is None:
             for part in self._parts:
                 if (error := part.exception()) is not None:
-                    return error
+                    return for_torch(error)
         return self._error
 
     def result(self) -> Any:
@@ -219,6 +197,7 @@ class PendingCall(dist.Work):
         if raw is None:
             return
         if self._error is not None:
+            text_for_future(self._error)  # which torch writes, as it passes it on
             raw.set_exception(self._error)
         else:
             raw.set_result(self._outputs)
