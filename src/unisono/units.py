@@ -106,3 +106,17 @@ def format_table(
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     signed = [-width for width in widths] if right else widths
     return [format_row(row, signed) for row in (heads, *rows)]
+
+
+def format_ranks(numbers: Sequence[int]) -> str:
+    """Numbers in a row as ranges: 0, 3..9."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(
+        ", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}..{run[-1]}"
+        for run in runs
+    )

@@ -363,9 +363,18 @@ def test_options_are_frozen(run):
         "algorithms": ["--csv", "--json", "--ranks", "--verify"],
         "env": ["--json"],
         "run": [
-            *("--address", "--chdir", "--env", "--grace", "--hostfile", "--hosts"),
-            *("--json", "--log-dir", "--only", "--python", "--ranks", "--records"),
-            *("--ssh", "--timeout-s", "-m", "-x"),
+            *("--address", "--bind-to", "--chdir", "--env", "--grace", "--hostfile"),
+            *("--hosts", "--json", "--log-dir", "--master-addr", "--master-port"),
+            *(
+                "--max-restarts",
+                "--nnodes",
+                "--node-rank",
+                "--np",
+                "--only",
+                "--python",
+            ),
+            *("--ranks", "--records", "--ssh", "--tag-output", "--timeout-s"),
+            *("--timestamps", "-m", "-x"),
         ],
         "doctor": [
             *("--address", "--chdir", "--hostfile", "--hosts", "--json", "--python"),

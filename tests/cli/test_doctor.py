@@ -13,7 +13,7 @@ from unisono.cli._doctor.host import Finding, examine
 from unisono.cli._doctor.rank import WorldFindings
 from unisono.cli._doctor.report import of_world
 from unisono.devices.found import Found
-from unisono.launch.agent import free_port
+from unisono.runtime.world.address import free_port
 
 pytestmark = pytest.mark.timeout(120)
 

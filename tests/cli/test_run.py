@@ -134,6 +134,7 @@ def test_programs_and_folders_can_be_run_too(run, script, tmp_path, monkeypatch)
         ("-n 2", "nothing to run"),
         ("-n 2 -m", "-m"),
         ("-n 0 ok.py", "at least one rank"),
+        ("-n 1000000 ok.py", "this host can start at most"),
         ("-n 1.5 ok.py", "expected one number"),
         ("-n 2 --only 2 ok.py", "ranks are 0..1"),
         ("-n 2 --only x ok.py", "expected ranks"),
@@ -232,6 +233,127 @@ while True:
         running.stdout.close()
         assert running.wait(timeout=40) == 0
         wait_for_end(pid)
+
+
+# Familiar spellings
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "-np 2",
+        "--np 2",
+        "--nproc-per-node 2",
+        "--nproc_per_node=2",
+        "--num_processes 2 --num_machines 1",
+        "--standalone --nnodes=1 --nproc-per-node=2 --node-rank 0",
+        "--allow-run-as-root -np 2 --bind-to none",
+    ],
+)
+def test_spellings_of_other_launchers_are_accepted(run, script, options):
+    file = script("print(n, sys.argv[1:])")
+    code, out, err = run(*options.split(), file, "-np", "9", "--nproc_per_node")
+    assert (code, err) == (0, "")
+    assert out.count("] 2 ['-np', '9', '--nproc_per_node']\n") == 2
+
+
+def test_options_of_other_launchers_that_do_not_apply_are_explained(run, script):
+    file = script("")
+    for option, message in {
+        "--rdzv_backend": "--rdzv-backend: not an option of unisono run; ranks find",
+        "--tee": "--log-dir",
+        "--map-by": "--hosts a:2,b:2",
+    }.items():
+        code, _, err = run(option, "x", file)
+        assert (code, err.count("\n")) == (2, 1)
+        assert message in err
+
+
+def test_nodes_without_ssh_have_consecutive_ranks_and_one_rendezvous(run, script):
+    names = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_ADDR"]
+    names += ["MASTER_PORT", "UNISONO_JOB"]
+    file = script(f"print(*(os.environ[name] for name in {names}))")
+    nodes = [
+        "--nnodes",
+        "3",
+        "--node-rank",
+        "1",
+        "--master-addr",
+        "a",
+        "--master-port",
+        "77",
+        "-n",
+        "2",
+    ]
+    code, out, _ = run(*nodes, file)
+    assert code == 0
+    assert sorted(out.splitlines()) == [
+        "[2] 2 6 0 1 a 77 run-a:77",
+        "[3] 3 6 1 1 a 77 run-a:77",
+    ]
+    for wrong, message in {
+        "--nnodes 2": "give --master-addr",
+        "--nnodes 2 --node-rank 2 --master-addr a": "numbered from 0",
+        "--nnodes 2 --master-addr a --hosts b": "--nnodes and --hosts",
+        "--nnodes 2 --master-addr a --max-restarts 1": "--max-restarts and --nnodes",
+        "-n 2 -np 2": "-n and -np",
+        "-n gpu": "expected a number of ranks",
+    }.items():
+        code, _, err = run(*wrong.split(), file)
+        assert code == 2
+        assert message in err
+
+
+def test_torch_distributed_works_with_the_variables_of_torchrun(run, script):
+    pytest.importorskip("torch")
+    file = script("""
+import torch, torch.distributed as dist
+for backend in ("gloo", "unisono"):
+    dist.init_process_group(backend)
+    x = torch.ones(3) * (dist.get_rank() + 1)
+    dist.all_reduce(x)
+    print(backend, x.tolist())
+    dist.barrier()
+    dist.destroy_process_group()
+""")
+    code, out, err = run("-n", "2", file)
+    assert code == 0, err
+    for backend in ("gloo", "unisono"):
+        assert out.count(f"] {backend} [3.0, 3.0, 3.0]\n") == 2
+
+
+def test_ranks_are_bound_to_their_cores(run, script):
+    file = script("print(sorted(os.sched_getaffinity(0)))")
+    cores = sorted(os.sched_getaffinity(0))
+    code, out, _ = run("-n", "1", "--bind-to", "core", file)
+    assert (code, out) == (0, f"[0] {cores}\n")
+    if len(cores) > 1:
+        code, out, _ = run("-n", str(len(cores)), "--bind-to", "core", file)
+        assert sorted(line.split(" ", 1)[1] for line in out.splitlines()) == sorted(
+            f"[{core}]" for core in cores
+        )
+    code, _, err = run("-n", "1", "--bind-to", "socket", file)
+    assert code == 2
+    assert "unknown binding 'socket'" in err
+
+
+def test_failed_job_is_restarted_at_most_so_often(run, script, tmp_path):
+    file = script("""
+again = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+print("attempt", again, "of", os.environ["TORCHELASTIC_MAX_RESTARTS"])
+sys.exit(rank == 0 and again < 2 and 7)
+""")
+    logs = str(tmp_path / "logs")
+    code, out, err = run("-n", "2", "--max-restarts", "3", "--log-dir", logs, file)
+    assert code == 0
+    assert [out.count(f"attempt {again} of 3") for again in range(4)] == [2, 2, 2, 0]
+    assert "unisono: restart 1 of at most 3\n" in err
+    assert err.count(": exit code 7\n") == 2
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    assert log == "".join(f"attempt {again} of 3\n" for again in range(3))
+    code, out, err = run("-n", "1", "--max-restarts", "1", "--json", file)
+    assert (code, json.loads(out)["restarts"]) == (7, 1)
+    assert run("-n", "1", "--max-restarts", "-1", file)[0] == 2
 
 
 # Signals

@@ -14,7 +14,7 @@ import pytest
 from fake_ssh import stand_in
 from process_state import has_ended, wait_for
 from unisono.cli import main
-from unisono.launch.agent import free_port
+from unisono.runtime.world.address import free_port
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -5,7 +5,13 @@ import socket
 import pytest
 
 from unisono.errors import BadArgument
-from unisono.launch.hostfile import HostSpec, parse_hosts, read_hostfile, with_ranks
+from unisono.launch.hostfile import (
+    HostSpec,
+    in_slots,
+    parse_hosts,
+    read_hostfile,
+    with_ranks,
+)
 
 
 @pytest.mark.parametrize(
@@ -107,3 +113,15 @@ def test_local_hosts_need_no_ssh():
 def test_ssh_login_has_no_brackets():
     assert HostSpec("me@[fe80::1]").login == "me@fe80::1"
     assert HostSpec("me@[fe80::1]").address == "[fe80::1]"
+
+
+def test_total_number_of_ranks_fills_the_slots_in_order():
+    hosts = parse_hosts("a:2,b,c:4")
+    assert [(h.name, h.ranks) for h in in_slots(hosts, 5)] == [
+        ("a", 2),
+        ("b", 1),
+        ("c", 2),
+    ]
+    assert [h.name for h in in_slots(hosts, 2)] == ["a"]
+    with pytest.raises(BadArgument, match="-np 8: the hosts have 7 slots"):
+        in_slots(hosts, 8)

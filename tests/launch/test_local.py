@@ -17,12 +17,8 @@ from process_state import is_gone
 from unisono.errors import BadArgument
 from unisono.launch.local import launch
 from unisono.launch.outcome import Outcome, RankEnd
-from unisono.launch.output import (
-    LineStream,
-    RankOutput,
-    reports_a_lost_peer,
-    stderr_tail,
-)
+from unisono.launch.output import RankOutput, reports_a_lost_peer, stderr_tail
+from unisono.launch.screen import OutputOptions
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -50,7 +46,7 @@ def outlive(*ranks):  # of which this one knows
 def start(code, n=2, *, only=None, log_dir=None, **options):
     """Ranks that run `code`: how they ended, and what they said."""
     out, err = io.BytesIO(), io.BytesIO()
-    output = RankOutput(out, err, only=only, log_dir=log_dir)
+    output = RankOutput(out, err, OutputOptions(only=only, log_dir=log_dir))
     command = [sys.executable, "-S", "-c", HEAD + code]
     environment = options.pop("environment", {})
     with tempfile.TemporaryDirectory() as folder:
@@ -77,19 +73,46 @@ def test_every_rank_gets_rank_and_world_size():
     assert (outcome.exit_code, outcome.report(), err) == (0, "", b"")
 
 
-def test_variables_of_other_launchers_are_unchanged(monkeypatch):
+TORCHRUN = [
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK"),
+    *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+]
+
+
+def test_ranks_get_the_variables_of_torchrun_and_none_of_another_launcher(monkeypatch):
     monkeypatch.setenv("UNISONO_JOB", "of another")
-    monkeypatch.setenv("UNISONO_RANK", "7")
-    others = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"]
-    for name in others:
-        monkeypatch.delenv(name, raising=False)
-    code = (
-        f"print(set({others}) & set(os.environ), os.environ['UNISONO_JOB'][:5], rank)"
-    )
-    _, out, _ = start(code, 1)
-    assert out.startswith(b"[0] set() ")
-    assert out.endswith(b" 0\n")
-    assert b"of an" not in out
+    for name in (*TORCHRUN, "UNISONO_RANK"):
+        monkeypatch.setenv(name, "77")
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    code = f"""
+assert not {{"TORCHELASTIC_USE_AGENT_STORE"}} & set(os.environ)
+print(*(os.environ[name] for name in {TORCHRUN}), os.environ["UNISONO_JOB"])
+"""
+    _, out, _ = start(code, 2)
+    lines = sorted(line.split() for line in out.decode().splitlines())
+    port, job = lines[0][7], lines[0][-1]
+    assert port.isdigit()
+    assert port != "77"
+    assert job != "another"
+    assert lines == [
+        [f"[{r}]", str(r), "2", str(r), "2", "0", "127.0.0.1", port, "0", job]
+        for r in range(2)
+    ]
+    given = {"MASTER_ADDR": "here", "MASTER_PORT": "29500", "RANK": "9"}
+    _, out, _ = start(code, 1, environment=given)
+    assert out.split()[1:8] == b"0 1 0 1 0 here 29500".split()
+
+
+def test_ranks_share_the_cores_unless_threads_are_given(monkeypatch):
+    code = "print(os.environ.get('OMP_NUM_THREADS'))"
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert start(code, 1)[1] == b"[0] None\n"
+    assert start(code, 3)[1].count(b"] 2\n") == 3
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+    assert start(code, 2)[1].count(b"] 1\n") == 2
+    monkeypatch.setenv("OMP_NUM_THREADS", "5")
+    assert start(code, 2)[1].count(b"] 5\n") == 2
 
 
 def test_python_output_is_unbuffered_by_default(monkeypatch):
@@ -165,13 +188,13 @@ def test_binary_output_passes_unchanged():
 
 def test_endless_line_uses_bounded_memory():
     result = io.BytesIO()
-    stream = LineStream([(result, b"> ")])
+    stream, _ = RankOutput(result, io.BytesIO()).streams(0)
     for _ in range(40):
         stream.write(b"x" * (1 << 16))
     assert result.tell() > 1 << 21
     stream.finish()
     lines = result.getvalue().splitlines()
-    assert b"".join(line.removeprefix(b"> ") for line in lines) == b"x" * (40 << 16)
+    assert b"".join(line.removeprefix(b"[0] ") for line in lines) == b"x" * (40 << 16)
 
 
 def test_only_selected_ranks_are_shown_and_all_are_logged(tmp_path):
@@ -256,6 +279,28 @@ raise PeerLost("rank 1 is gone")
     assert outcome.report().endswith("ValueError: the cause")
 
 
+def test_rank_that_left_without_an_error_is_named_before_its_reporters():
+    code = """
+rendezvous()
+if rank == 1:
+    sys.exit(0)
+outlive(1)
+raise PeerLost("rank 1 has left")
+"""
+    outcome, _, _ = start(code, 3)
+    assert outcome.exit_code == 1
+    assert outcome.first_to_leave.rank == 1
+    first, second, *_ = outcome.report().splitlines()
+    assert re.fullmatch(
+        r"rank 1 \(pid \d+\) left first, after .* s: exit code 0, while others .*",
+        first,
+    )
+    assert " failed then, after " in second
+    assert outcome.as_dict()["first_to_leave"]["rank"] == 1
+    alone, _, _ = start("rank and sys.exit(3)", 2)  # an error of its own is the cause
+    assert (alone.exit_code, alone.first_to_leave) == (3, None)
+
+
 def test_killed_rank_is_first_failure_before_its_reporters():
     code = """
 rendezvous()
@@ -326,6 +371,10 @@ def test_outcome_report_groups_ranks():
         "rank 5 (pid 105) failed first, after 1.0 s: SIGKILL\nafter it: "
         "ranks 0..4, 6, 7 exit code 1, for the loss of a peer; "
         "rank 8 ended by the launcher (SIGTERM)"
+    )
+    killed = RankEnd(1, 7, -signal.SIGKILL, 1.0, why="out of memory: the limit")
+    assert Outcome([killed], 2.0).report() == (
+        "rank 1 (pid 7) failed first, after 1.0 s: SIGKILL, out of memory: the limit"
     )
     assert Outcome([], 1.0, (0.5, signal.SIGTERM)).exit_code == 143
     assert Outcome([], 1.0, (0.5, signal.SIGINT)).exit_code == 130

@@ -11,14 +11,16 @@ from unisono.launch import protocol
 from unisono.launch.protocol import MessageDecoder, frame
 
 MESSAGES = [
-    protocol.AgentReady(4, 23_456),
-    protocol.StartRanks(["python", "a b.py"], "/", 2, 3, {"UNISONO_SECRET": "ab" * 32}),
+    protocol.AgentReady(4, [23_456, 23_457]),
+    protocol.StartRanks(
+        *(["python", "a b.py"], "/", 2, 3, 6, 1, "core", {"UNISONO_SECRET": "ab" * 32})
+    ),
     protocol.SendSignal(15),
     protocol.RankInput(b""),
     protocol.InputRequest(),
     protocol.Output(3, 2, b"\xff\x00\n"),
     protocol.RankStarted(3, 99),
-    protocol.RankEnded(3, -9),
+    protocol.RankEnded(3, -9, "out of memory"),
     protocol.StartRefused("no such folder"),
     protocol.AllEnded(),
 ]

@@ -10,7 +10,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from unisono.errors import BadArgument
-from unisono.launch.hostfile import HostSpec, parse_hosts, read_hostfile, with_ranks
+from unisono.launch.hostfile import (
+    HostSpec,
+    in_slots,
+    parse_hosts,
+    read_hostfile,
+    with_ranks,
+)
 from unisono.launch.remote import RemoteOptions
 from unisono.launch.ssh import SSH
 
@@ -21,15 +27,19 @@ _NOT_FORWARDED = re.compile(
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 
-def places(hosts: str, hostfile: Path | None, n: int | None) -> list[HostSpec]:
-    """The hosts with their ranks; none if none are named."""
+def places(
+    hosts: str, hostfile: Path | None, n: int | None, total: int | None = None
+) -> list[HostSpec]:
+    """The hosts with their ranks; none if none are named.
+
+    There are n on each, or `total` on all of them together.
+    """
     if hosts and hostfile is not None:
         raise BadArgument("--hosts and --hostfile: give one of them")
-    if hosts:
-        return with_ranks(parse_hosts(hosts), n)
+    found = parse_hosts(hosts) if hosts else []
     if hostfile is not None:
-        return with_ranks(read_hostfile(hostfile), n)
-    return []
+        found = read_hostfile(hostfile)
+    return in_slots(found, total) if total and found else with_ranks(found, n)
 
 
 def world(hosts: Iterable[HostSpec]) -> int | None:

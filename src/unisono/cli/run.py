@@ -12,26 +12,32 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, BinaryIO, TextIO
 
 from cyclopts import App, Parameter
 
 from unisono.cli import _hosts
+from unisono.cli._nodes import Nodes
+from unisono.cli._spellings import our_spelling, ranks_by_word
 from unisono.cli.output import parse_world, print_json, seconds_of
 from unisono.errors import BadArgument
 from unisono.launch.local import launch
+from unisono.launch.outcome import Outcome
 from unisono.launch.output import RankOutput
 from unisono.launch.remote import launch_on_hosts
+from unisono.launch.restarts import restart_variables, with_restarts
+from unisono.launch.screen import OutputOptions
 from unisono.runtime.observe.monitor import MONITOR
 from unisono.runtime.observe.recorder import FLIGHT_DIR
 
-TAKE_A_VALUE = (
+_TAKE_A_VALUE = (
     *("-n", "--ranks", "--only", "--log-dir", "--grace", "--timeout-s", "--hosts"),
     *("--hostfile", "--ssh", "--python", "--chdir", "--address", "--env", "-x"),
-    "--records",
+    *("--records", "--np", "--nnodes", "--node-rank", "--master-addr"),
+    *("--master-port", "--max-restarts", "--bind-to"),
 )
-"""The options that take a value."""
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 run = App(
@@ -62,32 +68,48 @@ def carry_out(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
 
 def _split(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
     """Our options, and the script with its own."""
+    ours: list[str] = []
     at = 0
     while at < len(words) and words[at].startswith("-"):
         word = words[at]
         if word == "--":
-            return words[:at], words[at + 1 :]
-        if word.startswith("-m"):
-            at += 2 if word == "-m" else 1
-            return words[:at], words[at:]
-        at += 2 if word in TAKE_A_VALUE else 1
-    return words[:at], words[at:]
+            return ours, words[at + 1 :]
+        count = 2 if takes_a_value(word) or word == "-m" else 1
+        ours += filter(None, [our_spelling(word), *words[at + 1 : at + count]])
+        at += count
+        if word.startswith("-m") and not word.startswith("-machine"):
+            break
+    return ours, words[at:]
+
+
+def takes_a_value(word: str) -> bool:
+    """Whether the next word is the value of this option."""
+    return our_spelling(word) in _TAKE_A_VALUE
 
 
 def _run(
     *command: str,
     n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "",
+    np: str = "",
     module: Annotated[str, Parameter(name="-m")] = "",
     only: str = "",
+    tag_output: bool = False,
+    timestamps: bool = False,
     log_dir: Path | None = None,
     grace: str = "5",
     timeout_s: str = "",
+    max_restarts: int = 0,
+    bind_to: str = "none",
     hosts: str = "",
     hostfile: Path | None = None,
     ssh: str = "",
     python: str = "",
     chdir: str = "",
     address: str = "",
+    nnodes: int = 1,
+    node_rank: int = 0,
+    master_addr: str = "",
+    master_port: int = 29500,
     env: Annotated[list[str] | None, Parameter(name=["--env", "-x"])] = None,
     records: Path | None = None,
     json: bool = False,
@@ -95,7 +117,9 @@ def _run(
     """Run a script as so many ranks, and keep its exit code.
 
     When a rank fails, the others may report for a while and are then ended; the
-    first failure is printed last.
+    first failure is printed last. Ranks get the variables of torchrun as well (RANK,
+    WORLD_SIZE, LOCAL_RANK, MASTER_ADDR ...), and options may be spelled as torchrun,
+    mpirun and accelerate spell them.
 
     Example: unisono run -n 4 train.py
 
@@ -105,16 +129,28 @@ def _run(
         A Python file or a program, and then its own options and arguments.
     n
         Number of ranks (on each host); as many as there are cores if not given.
+    np
+        Number of ranks on all hosts together, which get as many as they have slots, in
+        order.
     module
         A module to run instead of a file, as python does it.
     only
         Show only what these ranks print, as 0 or 0,2.
+    tag_output
+        Say before each line whether it is of stdout or stderr, too.
+    timestamps
+        Put the time of day before each line.
     log_dir
         Write what each rank prints to this folder as well, as rank0.log and so on.
     grace
         Seconds that the others have to report after the first failure.
     timeout_s
         Seconds after which a collective times out, unless the script sets others.
+    max_restarts
+        After a failure start all ranks again, so many times at most.
+    bind_to
+        core: each rank runs on its own share of the cores; numa: on those of the NUMA
+        nodes that this share touches.
     hosts
         Where to run it, by ssh: names, with a number of ranks or without, as a,b:4,c.
     hostfile
@@ -127,6 +163,14 @@ def _run(
         The folder to run in on the hosts, if it is not the same as here.
     address
         Where rank 0 listens, as host:port, if not at the first host's name.
+    nnodes
+        Without ssh: this command is given on each of so many hosts.
+    node_rank
+        The number of this host among them, from 0 on.
+    master_addr
+        The name of the host with number 0.
+    master_port
+        A port there for torch; unisono uses the one that is 100 above it.
     env
         A variable for all ranks, NAME or NAME=value; may be given several times. The
         hosts get those that begin with UNISONO_, PYTHON or OMP_ anyway.
@@ -136,44 +180,71 @@ def _run(
     json
         Print how it ended as one JSON object; the ranks then print to stderr.
     """
+    per_host, total = _ranks("-n", n), _ranks("-np", np)
+    if per_host and total:
+        raise BadArgument("-n and -np: give one of them")
+    if max_restarts < 0:
+        raise BadArgument(f"--max-restarts {max_restarts}: expected 0 or more")
     grace_s = seconds_of("--grace", grace)
     environment = {MONITOR: "1", **_hosts.variables(env or [])}
-    if records is not None:
-        environment[FLIGHT_DIR] = str(records.absolute())
-    if timeout_s:
-        seconds = seconds_of("--timeout-s", timeout_s, zero=False)
-        environment["UNISONO_TIMEOUT_S"] = str(seconds)
-    places = _hosts.places(hosts, hostfile, _ranks(n))
-    world = _hosts.world(places) if places else _ranks(n) or _cores()
+    environment |= _settings(records, timeout_s)
+    nodes = Nodes(nnodes, node_rank, master_addr, master_port)
+    places = _hosts.places(hosts, hostfile, per_host, total)
+    nodes.check(places, max_restarts)
+    world = _hosts.world(places) if places else total or per_host or _cores()
+    shown = OutputOptions(
+        only=_only(only, world and world * nodes.count),
+        log_dir=log_dir,
+        tag=tag_output,
+        timestamps=timestamps,
+    )
     out, err = _bytes_of(sys.stdout), _bytes_of(sys.stderr)
-    if json:
-        out = err
-    stage = RankOutput(out, err, only=_only(only, world), log_dir=log_dir)
-    if places:
-        way = _hosts.way(ssh, python, chdir, address)
-        line = _hosts.command(way.python, module, command)
-        environment = _hosts.forwarded() | environment
-        outcome = launch_on_hosts(
-            line, places, stage, way, environment=environment, grace_s=grace_s
-        )
-    else:
+
+    def attempt(number: int) -> Outcome:
+        stage = RankOutput(err if json else out, err, shown, append=number > 0)
+        common = environment | restart_variables(number, max_restarts)
+        if places:
+            way = replace(_hosts.way(ssh, python, chdir, address), binding=bind_to)
+            line = _hosts.command(way.python, module, command)
+            common = _hosts.forwarded() | common
+            return launch_on_hosts(
+                line, places, stage, way, environment=common, grace_s=grace_s
+            )
         _hosts.refuse_without_hosts(ssh, python, chdir, address)
-        line = _command(module, command)
-        n_ranks = world or 1
-        outcome = launch(line, n_ranks, stage, environment=environment, grace_s=grace_s)
+        line, here = _command(module, command), nodes.ranks_here(world or 1, bind_to)
+        common = nodes.variables() | common
+        return launch(line, here, stage, environment=common, grace_s=grace_s)
+
+    outcome, restarts = with_restarts(attempt, max_restarts, _tell)
     if report := outcome.report():
-        print(f"unisono: {report}", file=sys.stderr, flush=True)
+        _tell(report)
     if json:
-        print_json(outcome.as_dict())
+        print_json(outcome.as_dict() | {"restarts": restarts})
     return outcome.exit_code
 
 
-def _ranks(text: str) -> int | None:
+def _settings(records: Path | None, timeout_s: str) -> dict[str, str]:
+    """Variables that options set."""
+    settings = {}
+    if records is not None:
+        settings[FLIGHT_DIR] = str(records.absolute())
+    if timeout_s:
+        seconds = seconds_of("--timeout-s", timeout_s, zero=False)
+        settings["UNISONO_TIMEOUT_S"] = str(seconds)
+    return settings
+
+
+def _tell(message: str) -> None:
+    print(f"unisono: {message}", file=sys.stderr, flush=True)
+
+
+def _ranks(option: str, text: str) -> int | None:
+    text = ranks_by_word(text)
     if not text:
         return None
     world = parse_world(text)
     if world < 1:
-        raise BadArgument(f"-n {text}: a world has at least one rank")
+        raise BadArgument(f"{option} {text}: a world has at least one rank")
     return world
 
 

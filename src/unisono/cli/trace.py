@@ -98,7 +98,7 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         if word == _JSON:
             ours[word] = ""
         elif word not in _TAKE_A_VALUE:
-            values = 1 if word in run_verb.TAKE_A_VALUE else 0
+            values = 1 if run_verb.takes_a_value(word) else 0
             theirs += [word, *left[:values]]
             del left[:values]
         elif left:

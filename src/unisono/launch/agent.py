@@ -27,6 +27,7 @@ from typing import IO
 import unisono
 from unisono.errors import UnisonoError
 from unisono.launch import protocol
+from unisono.launch.environment import HostRanks
 from unisono.launch.local import LocalJob, LocalRank
 from unisono.launch.output import LineStream, RankOutput
 from unisono.launch.protocol import (
@@ -38,7 +39,7 @@ from unisono.launch.protocol import (
     StartRanks,
     StartRefused,
 )
-from unisono.runtime.world.address import free_port
+from unisono.runtime.world.address import free_ports
 from unisono.transports.addresses import Address, is_loopback
 
 _PAUSES = (signal.SIGSTOP, signal.SIGCONT)
@@ -98,12 +99,15 @@ class Agent(LocalJob):
 
     def __init__(self, request: StartRanks, launcher: _LauncherConnection) -> None:
         """A job that is not started yet."""
-        super().__init__(
-            request.command, request.ranks, _ForwardedOutput(launcher), {}, 0.0
+        here = HostRanks(
+            request.ranks,
+            request.first,
+            request.world_size,
+            request.node,
+            request.binding,
         )
-        self._environment.update(request.environment)
-        self._environment["UNISONO_LOCAL_WORLD_SIZE"] = str(request.ranks)
-        self._numbers = range(request.first, request.first + request.ranks)
+        output = _ForwardedOutput(launcher)
+        super().__init__(request.command, here, output, request.environment, 0.0)
         self._launcher = launcher
         self._input_data: queue.SimpleQueue[bytes] = queue.SimpleQueue()
 
@@ -148,7 +152,7 @@ class Agent(LocalJob):
     def _check_exit(self, rank: LocalRank) -> None:
         super()._check_exit(rank)
         if rank.ended is not None:
-            self._launcher.send(RankEnded(rank.number, rank.status))
+            self._launcher.send(RankEnded(rank.number, rank.status, rank.why))
 
     def _start_grace_period(self) -> None:
         """Nothing to do: the launcher starts it for all hosts."""
@@ -200,7 +204,8 @@ def main() -> int:
     os.dup2(2, 1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     launcher.raw(b"\n%s%s\n" % (protocol.VERSION_LINE, unisono.__version__.encode()))
-    launcher.send(AgentReady(len(os.sched_getaffinity(0)), free_port()))
+    ports = free_ports(2)
+    launcher.send(AgentReady(len(os.sched_getaffinity(0)), ports))
     request = next(messages, None)
     if not isinstance(request, StartRanks):
         return _CONNECTION_ENDED

@@ -121,3 +121,24 @@ def _distinct(where: str, hosts: Sequence[HostSpec]) -> list[HostSpec]:
 def with_ranks(hosts: Iterable[HostSpec], n: int | None) -> list[HostSpec]:
     """The same hosts, with `n` ranks where no number is given."""
     return [host if host.ranks else HostSpec(host.name, n) for host in hosts]
+
+
+def in_slots(hosts: Sequence[HostSpec], total: int) -> list[HostSpec]:
+    """`total` ranks on these hosts in order, each with as many as it has slots.
+
+    A host without a number has one slot, as with mpirun; one that gets no rank is left
+    out.
+    """
+    slots = sum(host.ranks or 1 for host in hosts)
+    if total > slots:
+        raise BadArgument(
+            f"-np {total}: the hosts have {slots} slots together; name more hosts, or "
+            "give them more slots, as in a:4,b:4 or node1 slots=4"
+        )
+    filled = []
+    for host in hosts:
+        ranks = min(total, host.ranks or 1)
+        total -= ranks
+        if ranks:
+            filled.append(HostSpec(host.name, ranks))
+    return filled

@@ -1,9 +1,10 @@
 """The launcher for one host: starts n processes, forwards their output, ends them.
 
 Each rank is an ordinary process, `python script.py ...`, with its rank and world size
-in the environment (UNISONO_RANK and so on). It leads a process group of its own, so
-that its own children can be ended with it, and writes to two pipes. One loop sleeps
-until a pipe has bytes, a rank exits, a signal arrives, or a deadline passes.
+in the environment (UNISONO_RANK and so on, and torchrun's variables). It leads a
+process group of its own, so that its own children can be ended with it, and writes to
+two pipes. One loop sleeps until a pipe has bytes, a rank exits, a signal arrives, or a
+deadline passes.
 
 When a rank fails, the others have a grace period of some seconds to notice and to
 report by themselves; then they get SIGTERM, and SIGKILL soon after. The *first* failure
@@ -35,6 +36,10 @@ from functools import partial
 from typing import IO
 
 from unisono.errors import BadArgument
+from unisono.launch.binding import cores_of_ranks
+from unisono.launch.environment import HostRanks, host_variables, rank_variables
+from unisono.launch.limits import refuse_too_many
+from unisono.launch.memory_kills import MemoryKills
 from unisono.launch.outcome import Outcome
 from unisono.launch.output import LineStream, RankOutput
 from unisono.launch.processes import (
@@ -51,7 +56,7 @@ _POLL_S = 0.02  # where there is no pidfd
 
 def launch(
     command: Sequence[str],
-    n: int,
+    n: int | HostRanks,
     output: RankOutput,
     *,
     environment: Mapping[str, str] | None = None,
@@ -59,10 +64,12 @@ def launch(
 ) -> Outcome:
     """Run `command` as n ranks until all have exited.
 
-    `environment` is added to this process's own. In the main thread, SIGINT, SIGTERM
-    and SIGHUP are forwarded while it runs, and Ctrl-Z stops the ranks as well.
+    `n` may be a part of a larger world, too. `environment` is added to this process's
+    own; UNISONO_JOB in it names the job. In the main thread, SIGINT, SIGTERM and SIGHUP
+    are forwarded while it runs, and Ctrl-Z stops the ranks as well.
     """
-    return LocalJob(command, n, output, environment or {}, grace_s).run()
+    here = HostRanks.all_of(n) if isinstance(n, int) else n
+    return LocalJob(command, here, output, environment or {}, grace_s).run()
 
 
 @dataclass(kw_only=True)
@@ -79,26 +86,20 @@ class LocalJob(Supervisor):
     def __init__(
         self,
         command: Sequence[str],
-        n: int,
+        here: HostRanks,
         output: RankOutput,
         environment: Mapping[str, str],
         grace_s: float,
     ) -> None:
         """A job that is not started; `environment` is added to this process's own."""
         super().__init__(grace_s)
-        self._command, self._n, self._output = command, n, output
-        self._environment = {
-            "PYTHONUNBUFFERED": "1",
-            **os.environ,
-            **environment,
-            "UNISONO_JOB": secrets.token_hex(16),
-            "UNISONO_WORLD_SIZE": str(n),
-            "UNISONO_LOCAL_WORLD_SIZE": str(n),
-        }
-        self._numbers = range(n)
+        self._command, self._here, self._output = command, here, output
+        job = environment.get("UNISONO_JOB") or secrets.token_hex(16)
+        self._environment = host_variables(here, environment, job)
         self._ranks: list[LocalRank] = []
         self._groups: set[int] = set()  # process groups that may be sent a signal
         self._pipes: dict[IO[bytes], LineStream] = {}
+        self._cores: list[set[int]] | None = None
         self._drain_until = float("inf")
         self._polls = False
 
@@ -127,7 +128,10 @@ class LocalJob(Supervisor):
     # --- starting
 
     def _start(self, reaper: Reaper) -> None:
-        for number in self._numbers:
+        refuse_too_many(self._here.ranks)
+        self._memory_kills = MemoryKills()
+        self._cores = cores_of_ranks(self._here.binding, self._here.ranks)
+        for number in self._here.numbers:
             if self._stop_request:
                 return
             out, err = self._output.streams(number)
@@ -135,8 +139,8 @@ class LocalJob(Supervisor):
                 process = self._process(number, reaper)
             except OSError as why:
                 raise BadArgument(
-                    f"rank {number} of {self._n} cannot be started: {why.strerror} "
-                    f"({self._command[0]})"
+                    f"rank {number} of {self._here.world_size} cannot be started: "
+                    f"{why.strerror} ({self._command[0]})"
                 ) from why
             rank = LocalRank(
                 number=number, process=process, pid=process.pid, stderr=err
@@ -165,8 +169,14 @@ class LocalJob(Supervisor):
         return input_of_rank_0()
 
     def _process(self, number: int, reaper: Reaper) -> subprocess.Popen[bytes]:
-        local = number - self._numbers.start
-        ranks = {"UNISONO_RANK": str(number), "UNISONO_LOCAL_RANK": str(local)}
+        local = number - self._here.first
+        cores = self._cores[local] if self._cores else None
+
+        def prepare() -> None:
+            reaper.register()
+            if cores:
+                os.sched_setaffinity(0, cores)
+
         with warnings.catch_warnings():
             # Newer Pythons warn of code between fork and exec if there are threads:
             # it could wait for a lock that one of them held. Ours takes no lock.
@@ -177,9 +187,9 @@ class LocalJob(Supervisor):
                 stdin=subprocess.DEVNULL if number else self._input(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                env=self._environment | ranks,
+                env=self._environment | rank_variables(number, local),
                 process_group=0,
-                preexec_fn=reaper.register,
+                preexec_fn=prepare,
             )
 
     def _register_exit(self, rank: LocalRank) -> None:
@@ -231,6 +241,8 @@ class LocalJob(Supervisor):
             rank.handle = None
         exited = found.si_code == os.CLD_EXITED
         rank.status = found.si_status if exited else -found.si_status
+        if rank.status == -signal.SIGKILL and not rank.ended_by_us:
+            rank.why = self._memory_kills.evidence(rank.pid)
         if rank.status:
             self._start_grace_period()
         if not self._running():

@@ -2,7 +2,8 @@
 
 The first failure is the earliest rank that was killed or raised an error of its own.
 Ranks that raised PeerLost come after it even if they exited earlier: they report its
-failure. Ranks that the launcher ended are not failures.
+failure. Ranks that the launcher ended are not failures. If all only report the loss of
+a peer, a rank that ended before them without an error is named first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 
 from unisono.launch.output import reports_a_lost_peer
 from unisono.launch.processes import signal_name
+from unisono.units import format_ranks
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class RankEnd:
 
     `status` is an exit code, or a signal's number with a minus sign. `stderr_tail` is
     the end of its stderr: the traceback if there is one. `hostname` is the host it ran
-    on, if the job was started on named hosts.
+    on, if the job was started on named hosts; `why` is what the kernel says of its end.
     """
 
     rank: int
@@ -31,6 +33,7 @@ class RankEnd:
     ended_by_launcher: bool = False
     stderr_tail: str = field(default="", repr=False)
     hostname: str = ""
+    why: str = ""
 
     @property
     def code(self) -> int:
@@ -48,12 +51,19 @@ class RankEnd:
         return self.status > 0 and reports_a_lost_peer(self.stderr_tail)
 
     @property
+    def name(self) -> str:
+        """As text: rank 2 on host b (pid 77)."""
+        where = f" on host {self.hostname}" if self.hostname else ""
+        return f"rank {self.rank}{where} (pid {self.pid})"
+
+    @property
     def how(self) -> str:
         """As text: exit code 3, or SIGKILL."""
         if self.ended_by_launcher:
             return f"ended by the launcher ({self.signal or f'exit code {self.code}'})"
         also = ", for the loss of a peer" if self.lost_a_peer else ""
-        return self.signal or f"exit code {self.status}{also}"
+        why = f", {self.why}" if self.why else ""
+        return f"{self.signal or f'exit code {self.status}'}{also}{why}"
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -63,6 +73,7 @@ class RankEnd:
             "pid": self.pid,
             "exit_code": self.status if self.status >= 0 else None,
             "signal": self.signal,
+            "why": self.why or None,
             "seconds": round(self.seconds, 6),
             "ended_by_launcher": self.ended_by_launcher,
             "lost_a_peer": self.lost_a_peer,
@@ -93,6 +104,19 @@ class Outcome:
         return min(failed, key=lambda e: (e.lost_a_peer, e.seconds), default=None)
 
     @property
+    def first_to_leave(self) -> RankEnd | None:
+        """The rank that ended without an error while others needed it, if that is why.
+
+        All failures are then the loss of a peer, and it ended before them.
+        """
+        first = self.first_failure
+        if first is None or not first.lost_a_peer:
+            return None
+        left = [end for end in self.ranks if not end.status]
+        left = [end for end in left if end.seconds <= first.seconds]
+        return min(left, key=lambda end: end.seconds, default=None)
+
+    @property
     def exit_code(self) -> int:
         """That of the first failure; 130 after Ctrl-C; 0 if all succeeded.
 
@@ -114,11 +138,17 @@ class Outcome:
         first = self.first_failure
         if first is None:
             return f"ended by {self.stop_request[1].name}" if self.stop_request else ""
-        where = f" on host {first.hostname}" if first.hostname else ""
-        lines = [
-            f"rank {first.rank}{where} (pid {first.pid}) failed first, after "
-            f"{first.seconds:.1f} s: {first.how}"
-        ]
+        lines = []
+        left = self.first_to_leave
+        if left is not None:
+            lines.append(
+                f"{left.name} left first, after {left.seconds:.1f} s: exit code 0, "
+                "while others still called collectives"
+            )
+        order = "first" if left is None else "then"
+        lines.append(
+            f"{first.name} failed {order}, after {first.seconds:.1f} s: {first.how}"
+        )
         others = _grouped(end for end in self.ranks if end.status and end != first)
         if others:
             lines.append(f"after it: {others}")
@@ -127,7 +157,7 @@ class Outcome:
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
         first = self.first_failure
-        failure = None
+        failure, left = None, self.first_to_leave
         if first is not None:
             failure = {**first.as_dict(), "traceback": first.stderr_tail}
         return {
@@ -135,6 +165,7 @@ class Outcome:
             "seconds": round(self.seconds, 6),
             "interrupted": self.stop_request[1].name if self.stop_request else None,
             "first_failure": failure,
+            "first_to_leave": left.as_dict() if left is not None else None,
             "ranks": [end.as_dict() for end in self.ranks],
         }
 
@@ -145,19 +176,6 @@ def _grouped(ends: Iterable[RankEnd]) -> str:
     for end in ends:
         groups.setdefault(end.how, []).append(end.rank)
     return "; ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {_ranges(ranks)} {how}"
+        f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(ranks)} {how}"
         for how, ranks in groups.items()
-    )
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    return ", ".join(
-        ", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}..{run[-1]}"
-        for run in runs
     )

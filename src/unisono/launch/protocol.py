@@ -30,10 +30,10 @@ class Message(msgspec.Struct, tag=True):
 
 
 class AgentReady(Message):
-    """The agent has started: its host's cores and a free port."""
+    """The agent has started: its host's cores and two free ports, ours and torch's."""
 
     cores: int
-    port: int
+    ports: list[int]
 
 
 class StartRanks(Message):
@@ -43,6 +43,9 @@ class StartRanks(Message):
     folder: str
     first: int
     ranks: int
+    world_size: int
+    node: int
+    binding: str
     environment: dict[str, str]
 
 
@@ -78,10 +81,14 @@ class RankStarted(Message):
 
 
 class RankEnded(Message):
-    """A rank has exited: its exit code, or a signal's number with a minus sign."""
+    """A rank has exited: its exit code, or a signal's number with a minus sign.
+
+    `why` is what the host's kernel says of it.
+    """
 
     rank: int
     status: int
+    why: str
 
 
 class StartRefused(Message):

@@ -40,12 +40,13 @@ _HOST_LOST = 255  # the exit code of a rank whose host was lost, as ssh has it
 
 @dataclass(frozen=True)
 class RemoteOptions:
-    """How hosts are reached, and Python and folder on them."""
+    """How hosts are reached; Python and folder on them, and the cores of ranks."""
 
     python: str
     folder: str
     ssh: Sequence[str] = tuple(SSH.split())
     address: str = ""
+    binding: str = "none"
 
 
 def launch_on_hosts(
@@ -147,8 +148,8 @@ class _RemoteJob(Supervisor):
                 replace(agent.host, ranks=agent.host.ranks or agent.ready.cores)
             )
         size = sum(host.ranks or 0 for host in world)
-        common = self._common_environment(size)
-        for agent, host in zip(self._agents, world, strict=True):
+        common = self._common_environment()
+        for node, (agent, host) in enumerate(zip(self._agents, world, strict=True)):
             ranks = host.ranks or 0
             for number in range(first, first + ranks):
                 out, err = self._output.streams(number)
@@ -163,7 +164,14 @@ class _RemoteJob(Supervisor):
                 )
             agent.send(
                 StartRanks(
-                    list(self._command), self._options.folder, first, ranks, common
+                    list(self._command),
+                    self._options.folder,
+                    first,
+                    ranks,
+                    size,
+                    node,
+                    self._options.binding,
+                    common,
                 )
             )
             first += ranks
@@ -173,29 +181,32 @@ class _RemoteJob(Supervisor):
             target=self._send_input, args=(self._agents[0],), daemon=True
         ).start()
 
-    def _common_environment(self, size: int) -> dict[str, str]:
+    def _common_environment(self) -> dict[str, str]:
         """The environment that all ranks share."""
-        environment = {
-            **self._environment,
-            "UNISONO_JOB": secrets.token_hex(16),
-            "UNISONO_WORLD_SIZE": str(size),
-        }
+        environment = {**self._environment, "UNISONO_JOB": secrets.token_hex(16)}
         if len(self._agents) > 1:
-            environment["UNISONO_ADDRESS"] = (
-                self._options.address or self._rendezvous_address()
-            )
+            address, torch_port = self._rendezvous()
+            environment["UNISONO_ADDRESS"] = address
             environment["UNISONO_SECRET"] = secrets.token_hex(32)
+            host = address.rpartition(":")[0].strip("[]")
+            environment = {
+                "MASTER_ADDR": host,
+                "MASTER_PORT": str(torch_port),
+                **environment,
+            }
         return environment
 
-    def _rendezvous_address(self) -> str:
-        first = self._agents[0]
+    def _rendezvous(self) -> tuple[str, int]:
+        """Rank 0's address, and a port of its host for torch's own store."""
+        first, given = self._agents[0], self._options.address
         assert first.ready is not None
-        if not first.ready.port:
+        ports = first.ready.ports
+        if len(ports) < 2:
             raise BadArgument(
-                f"host {first.host.name}: no free port was found there; "
-                "give one with --address"
+                f"host {first.host.name}: of 100 ports none was free there; end what "
+                "listens at ports 20000 to 32000"
             )
-        return f"{first.host.address}:{first.ready.port}"
+        return given or f"{first.host.address}:{ports[0]}", ports[1]
 
     def _send_input(self, agent: AgentConnection) -> None:
         """Send this process's standard input, piece by piece as rank 0 reads it."""
@@ -230,7 +241,8 @@ class _RemoteJob(Supervisor):
                 (of.stdout if stream == 1 else of.stderr).write(data)
             case protocol.RankStarted(rank, pid):
                 self._ranks[rank].pid = pid
-            case protocol.RankEnded(rank, status):
+            case protocol.RankEnded(rank, status, why):
+                self._ranks[rank].why = why
                 self._record_exit(self._ranks[rank], status)
             case protocol.InputRequest():
                 self._input_requests.release()

@@ -40,6 +40,7 @@ class SupervisedRank:
     status: int = 0  # an exit code, or a signal's number with a minus sign
     ended_by_us: bool = False  # whether we signalled it to end
     stderr_tail: str = ""  # instead of that of the rank itself
+    why: str = ""  # what else is known of its end
 
 
 class Supervisor(ABC):
@@ -156,6 +157,7 @@ class Supervisor(ABC):
                 ended_by_launcher=rank.ended_by_us,
                 stderr_tail=_stderr_tail(rank),
                 hostname=rank.host,
+                why=rank.why,
             )
             for rank in self._all_ranks()
         ]

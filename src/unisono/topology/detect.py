@@ -101,7 +101,9 @@ class Machine:
 
 def detect(root: Path = Path("/")) -> Machine:
     """Read this machine, or the files of another below `root`."""
-    return Machine(model(root), _numa(root), _caches(root), _cards(root), _gpus(root))
+    return Machine(
+        model(root), numa_nodes(root), _caches(root), _cards(root), _gpus(root)
+    )
 
 
 def _text(path: Path) -> str:
@@ -117,7 +119,7 @@ def model(root: Path = Path("/")) -> str:
     return match[1] if match else "unknown processor"
 
 
-def _numa(root: Path) -> list[list[int]]:
+def numa_nodes(root: Path = Path("/")) -> list[list[int]]:
     """The cores of each NUMA node; of this machine, those we may use."""
     ours = root == Path("/")
     allowed = os.sched_getaffinity(0) if ours else None

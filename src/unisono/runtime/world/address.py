@@ -60,12 +60,20 @@ def rendezvous_address(
 
 
 def free_port() -> int:
-    """A port that is free now, and that no outgoing connection gets."""
+    """A port that is free now, and that no outgoing connection gets; 0 if none is."""
+    return next(iter(free_ports(1)), 0)
+
+
+def free_ports(count: int) -> list[int]:
+    """So many different ports, or fewer if not so many are found."""
+    ports: list[int] = []
     for port in random.sample(_PORTS, 100):
+        if len(ports) == count:
+            break
         with socket.socket() as trial, contextlib.suppress(OSError):
             trial.bind(("", port))  # without listen: free again when closed
-            return port
-    return 0
+            ports.append(port)
+    return ports
 
 
 def no_secret(world: WorldEnvironment) -> BadArgument:
