@@ -4,6 +4,7 @@
     ├─ UsageError      the caller asked for something that cannot be
     │  ├─ BadArgument         an unknown name, a value out of range, a wrong file
     │  │  ├─ NotOffered       no such algorithm for this collective
+    │  │  ├─ UnknownOption    a function has no option of this name
     │  │  └─ BadTopology      links or ranks that cannot be so
     │  ├─ UnsupportedWorld    the algorithm cannot be had for this number of ranks
     │  └─ CollectiveMismatch  ranks called different things
@@ -47,6 +48,10 @@ class BadArgument(UsageError, ValueError):
 
 class NotOffered(BadArgument):
     """No such algorithm for this collective, though perhaps for others."""
+
+
+class UnknownOption(BadArgument, TypeError):
+    """A function has no option of this name; the message has the one that is meant."""
 
 
 class BadTopology(BadArgument):
@@ -228,6 +233,24 @@ def whole_number(name: str, value: object) -> int:
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         raise BadArgument(f"{name} = {value!r}: expected a whole number") from None
+
+
+def unknown_option(
+    name: str, known: Iterable[str], meant: Mapping[str, str]
+) -> UnknownOption:
+    """The error for an option that does not exist; `meant` are other libraries' names.
+
+    A name of `meant` that is none of `known` is an advice in words.
+    """
+    known = list(known)
+    found = meant.get(name) or next(
+        iter(difflib.get_close_matches(name, known, n=1, cutoff=0.6)), ""
+    )
+    if found in known:
+        hint = f"{found}= is meant"
+    else:
+        hint = found or f"there are {', '.join(f'{one}=' for one in known)}"
+    return UnknownOption(f"{name}=: there is no such option; {hint}")
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> BadArgument:

@@ -8,7 +8,8 @@ programs reach is in bytes, and powers of 1000 too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 
 from unisono.errors import BadArgument
 
@@ -120,3 +121,12 @@ def format_ranks(numbers: Sequence[int]) -> str:
         ", ".join(map(str, run)) if len(run) < 3 else f"{run[0]}..{run[-1]}"
         for run in runs
     )
+
+
+def html_table(title: str, facts: Mapping[str, str]) -> str:
+    """Facts as a table for notebooks: no style, and nothing that loads."""
+    rows = "".join(
+        f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>"
+        for name, value in facts.items()
+    )
+    return f"<table><caption>{escape(title)}</caption>{rows}</table>"

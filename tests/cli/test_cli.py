@@ -3,11 +3,15 @@
 import csv
 import io
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
 import unisono
 from unisono.algorithms import library
+from unisono.cli import main, output
+from unisono.errors import BadArgument
 
 RIGHT = """
 import numpy as np
@@ -332,6 +336,62 @@ def test_bad_input_is_one_line_and_exit_code_2(run, command, message):
     assert message in err
     assert err.count("\n") == 1
     assert "Traceback" not in err
+
+
+def test_help_shows_no_empty_defaults_and_numbers_as_numbers(run):
+    for verb in (*VERBS, "plan", "tune", "simulate", "top"):
+        _, out, _ = run(verb, "--help")
+        text = " ".join(out.replace("│", " ").split())
+        assert '[default: ""]' not in text
+        assert "[default: False]" not in text
+        assert "-n STR" not in text
+    assert "[default: 5]" in " ".join(run("run", "--help")[1].split())
+
+
+def test_terminals_without_our_signs_get_plain_letters(monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    assert main(["explain", "all_reduce", "ring", "-n", "3"]) == 0
+    text = out.buffer.getvalue().decode("ascii")
+    assert "?" not in text
+    assert "add 0>1 chunk 2" in text
+    assert "chunk 0   a..    .b.    ..c" in text
+
+
+def test_simple_terminals_get_no_colours(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for term, coloured in (("xterm", True), ("dumb", False)):
+        monkeypatch.setenv("TERM", term)
+        output.print_picture("step 1/2 x\n[ab]")
+        assert ("\x1b[" in capsys.readouterr().out) is coloured
+
+
+def test_files_that_cannot_be_written_are_refused_before_work(run, tmp_path):
+    folder, nowhere = str(tmp_path), str(tmp_path / "none" / "f.svg")
+    simulate = ("simulate", "all_reduce", "-t", "ring:4", "-b", "1K", "--picture")
+    bench = ("bench", "all_reduce", "-n", "2", "-J")
+    for command, file, message in (
+        (simulate, str(tmp_path / "picture.text"), "suffix is the format"),
+        (simulate, nowhere, "there is no folder"),
+        (bench, folder, "this is a folder"),
+        (bench, nowhere, "there is no folder"),
+    ):
+        code, out, err = run(*command, file)
+        assert (code, out) == (2, "")
+        assert message in err
+    code, out, err = run("trace", "run", "-o", folder, "-n", "1", "echo", "began")
+    assert (code, out) == (2, "")
+    assert "this is a folder" in err
+
+
+def test_result_that_cannot_be_written_is_kept_elsewhere(tmp_path):
+    with pytest.raises(BadArgument, match="the result is in ") as error:
+        output.write_file(tmp_path / "none" / "result.json", "what was found")
+    kept = Path(str(error.value).rpartition(" ")[2])
+    assert kept.read_text() == "what was found"
+    assert kept.suffix == ".json"
+    kept.unlink()
 
 
 VERBS = [

@@ -88,7 +88,8 @@ def test_run_is_recorded_and_summarised(run, script, tmp_path):
     )
     code, out, err = run("run", *words)
     assert code == 0, err
-    assert out.count("trained --help -o x") == 4
+    assert err.count("trained --help -o x") == 4
+    json.loads(out)  # alone
     doc = read(file)
     assert faults(doc) == []
     calls = [e for e in doc["traceEvents"] if e.get("cat") == "collective"]
@@ -222,6 +223,8 @@ def test_stuck_job_shows_where_each_rank_is(tmp_path, capfd, monkeypatch):
     with running("-n", 3, "--records", folder, file) as job:
         flights.write(until(lambda: all_wait(job.pid)), tmp_path / "asked")
         seen, table = looked_at(capfd, job.pid)
+        assert main(["trace", "why", str(job.pid)]) == 0
+        assert "rank 2" in capfd.readouterr().out
         (pid,) = {d.pid for d in ask.one_job(job.pid) if d.rank == 2}
         os.kill(pid, signal.SIGUSR2)
         written = folder / f"unisono-rank2-{pid}.json"

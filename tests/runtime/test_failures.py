@@ -213,6 +213,21 @@ def test_timeout_names_late_ranks_and_their_last_call():
     assert "last seen at seq 1 in barrier()" in errors[0]["message"]
 
 
+def test_timeout_says_what_names_the_cause(monkeypatch):
+    for name in ("UNISONO_FLIGHT_DIR", "UNISONO_MONITOR"):
+        monkeypatch.delenv(name, raising=False)
+
+    def alone(comm):
+        return attempt(comm.recv, ones(), 1 - comm.rank, timeout_s=0.01)["message"]
+
+    hint = "UNISONO_FLIGHT_DIR=folder keeps records for unisono trace why"
+    with world(2) as w:
+        assert hint in w.run(alone)[0]
+    monkeypatch.setenv("UNISONO_MONITOR", "1")
+    with world(2) as w:
+        assert f"unisono trace why {os.getpid()} names the cause" in w.run(alone)[0]
+
+
 def waits_for_a_core(rank):
     """Each time it yields, others have the core for long."""
     comm = rank.init(timeout_s=100)
@@ -492,6 +507,7 @@ def warns(rank):
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
+        os.environ["UNISONO_MONITOR"] = "1"
         comm.core.native.set_wait_policy(
             *comm.core.session.wait_policy, int(0.2e9), int(20e9)
         )
@@ -521,7 +537,9 @@ def tells_of_warnings(rank, count):
 def test_late_rank_is_warned_about(forks):
     ends = forks.run(3, warns)
     assert [end.error for end in ends] == [""] * 3
-    lines = re.sub(r"waited \d+ s", "waited so long", ends[0].stderr).splitlines()
+    assert len(re.findall(r"; see unisono trace why \d+\n", ends[0].stderr)) == 3
+    text = re.sub(r"; see unisono trace why \d+\n", "\n", ends[0].stderr)
+    lines = re.sub(r"waited \d+ s", "waited so long", text).splitlines()
     assert (
         lines[0]
         == "unisono: rank 0 has waited so long in all_reduce (seq 2) for rank 2"

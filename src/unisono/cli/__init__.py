@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from unisono.cli import _ascii
 from unisono.errors import MissingExtra, ScheduleError, UnisonoError
 
 
@@ -40,13 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _prepare_output() -> None:
-    """A terminal that lacks our signs shows question marks; a closed one, nothing."""
+    """A terminal that lacks our signs shows plain letters; a closed one, nothing."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, io.StringIO())
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(errors=_ascii.NAME)
 
 
 def _run(arguments: list[str]) -> int:

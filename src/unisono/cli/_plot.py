@@ -10,6 +10,8 @@ from typing import Any
 from unisono.errors import BadArgument, MissingExtra
 from unisono.units import format_bytes
 
+_FORMATS = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".tif")
+
 
 def pyplot(option: str) -> Any:
     """`matplotlib.pyplot` without a display; MissingExtra for `option` without it."""
@@ -19,6 +21,15 @@ def pyplot(option: str) -> Any:
         raise MissingExtra("viz", option) from missing
     matplotlib.use("Agg")
     return import_module("matplotlib.pyplot")
+
+
+def refuse_unknown_format(path: Path | None) -> None:
+    """Refuse a file whose suffix is no format of pictures, before work begins."""
+    if path is not None and path.suffix.lower() not in _FORMATS:
+        raise BadArgument(
+            f"{path}: the suffix is the format of the picture; expected one of "
+            + ", ".join(_FORMATS)
+        )
 
 
 def style(axes: Any, *, sizes: Sequence[int] = (), **settings: Any) -> None:

@@ -28,7 +28,7 @@ def algorithms(
     collective: str = "",
     /,
     *,
-    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "8",
+    n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "8",
     verify: bool = False,
     json: bool = False,
     csv_: Annotated[bool, Parameter(name="--csv")] = False,

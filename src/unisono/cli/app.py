@@ -9,9 +9,10 @@ import importlib
 import pkgutil
 import sys
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError
 
 import unisono
+from unisono.cli._help import PARAMETER
 from unisono.errors import BadArgument
 
 _NOT_VERBS = ("app", "output")
@@ -45,7 +46,7 @@ def _app(name: str, about: str | None = None) -> App:
         exit_on_error=False,
         print_error=False,
         result_action="return_value",
-        default_parameter=Parameter(negative=""),
+        default_parameter=PARAMETER,
         help=about,
     )
 

@@ -25,7 +25,14 @@ from unisono.cli._bench.devices import Placement
 from unisono.cli._bench.driver import BenchSettings, device_use, measure
 from unisono.cli._bench.progress import Progress
 from unisono.cli._bench.report import BenchReport
-from unisono.cli.output import parse_rank, parse_world, print_json, write_file
+from unisono.cli._plot import refuse_unknown_format
+from unisono.cli.output import (
+    parse_rank,
+    parse_world,
+    print_json,
+    refuse_unwritable,
+    write_file,
+)
 from unisono.dtypes import DTYPES, check_op, numpy_dtype
 from unisono.errors import BadArgument, UnsupportedWorld, UsageError, unknown
 from unisono.units import format_bytes, parse_bytes
@@ -38,7 +45,7 @@ def bench(
     collective: str = "all_reduce",
     /,
     *,
-    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "4",
+    n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "4",
     begin: Annotated[str, Parameter(name=["-b", "--minbytes"])] = "8",
     end: Annotated[str, Parameter(name=["-e", "--maxbytes"])] = "64M",
     factor: Annotated[int, Parameter(name=["-f", "--stepfactor"])] = 2,
@@ -127,7 +134,8 @@ def bench(
         raise BadArgument("choose one of --json and --csv")
     if plot_:
         plot.require()
-    _refuse_unwritable(output_file, plot_)
+    refuse_unknown_format(plot_)
+    refuse_unwritable(output_file, plot_)
     task = _Task.of(
         collective, parse_world(n), (dtype, op, parse_rank(root)), algorithm, vs
     )
@@ -270,13 +278,6 @@ def _refuse_too_large(task: _Task, most: int) -> None:
             f"-e {most}: the buffers of {task.n} ranks need {format_bytes(needed)}, "
             f"and this machine has {format_bytes(there)}; take a smaller size"
         )
-
-
-def _refuse_unwritable(*paths: Path | None) -> None:
-    """Refuse invalid options before minutes of measuring, not after."""
-    for path in paths:
-        if path and not os.access(path.parent, os.W_OK):
-            raise BadArgument(f"{path}: cannot be written: no such folder, or not ours")
 
 
 def _run(task: _Task, sizes: list[int], report: BenchReport, *, quiet: bool) -> None:

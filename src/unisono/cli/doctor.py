@@ -41,7 +41,7 @@ def doctor(
     *,
     hosts: str = "",
     hostfile: Path | None = None,
-    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "",
+    n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "",
     ssh: str = "",
     python: str = "",
     chdir: str = "",

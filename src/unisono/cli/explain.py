@@ -36,7 +36,7 @@ def explain(
     algorithm: str = "",
     /,
     *,
-    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "4",
+    n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "4",
     root: Annotated[str, Parameter(name="--root")] = "0",
     size: Annotated[str, Parameter(name=["-b", "--size"])] = "",
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import sys
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -83,12 +84,34 @@ def print_json(thing: object) -> None:
     sys.stdout.write(msgspec.json.encode(thing).decode() + "\n")
 
 
+def refuse_unwritable(*paths: Path | None) -> None:
+    """Refuse files that cannot be written, before the work whose result they get."""
+    for path in paths:
+        if path is None:
+            continue
+        if path.is_dir():
+            raise BadArgument(f"{path}: this is a folder; name a file in it")
+        folder = path.parent
+        if not folder.is_dir():
+            raise BadArgument(f"{path}: there is no folder {folder}; make it first")
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            raise BadArgument(f"{path}: cannot be written: no permission")
+
+
 def write_file(path: Path, text: str) -> None:
-    """Write a file that the user named; BadArgument if that fails."""
+    """Write a file that the user named.
+
+    If that fails, the text is written elsewhere, and the BadArgument says where.
+    """
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as why:
-        raise BadArgument(f"{path}: cannot be written: {why.strerror}") from why
+        number, kept = tempfile.mkstemp(path.suffix, f"unisono-{path.stem}-")
+        with os.fdopen(number, "w", encoding="utf-8") as file:
+            file.write(text)
+        raise BadArgument(
+            f"{path}: cannot be written: {why.strerror}; the result is in {kept}"
+        ) from why
 
 
 def print_picture(text: str) -> None:
@@ -102,7 +125,9 @@ def print_picture(text: str) -> None:
 
 
 def _colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return False
+    return sys.stdout.isatty()
 
 
 def print_row(cells: Iterable[str], widths: Iterable[int]) -> None:

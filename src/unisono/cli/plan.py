@@ -61,7 +61,7 @@ def plan(
     model: str = "gpt2",
     /,
     *,
-    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "",
+    n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "",
     mesh: str = "",
     batch: int = 8,
     tokens: int = 1024,

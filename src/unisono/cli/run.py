@@ -19,6 +19,7 @@ from typing import Annotated, BinaryIO, TextIO
 from cyclopts import App, Parameter
 
 from unisono.cli import _hosts
+from unisono.cli._help import PARAMETER
 from unisono.cli._nodes import Nodes
 from unisono.cli._spellings import our_spelling, ranks_by_word
 from unisono.cli.output import parse_world, print_json, seconds_of
@@ -29,8 +30,7 @@ from unisono.launch.output import RankOutput
 from unisono.launch.remote import launch_on_hosts
 from unisono.launch.restarts import restart_variables, with_restarts
 from unisono.launch.screen import OutputOptions
-from unisono.runtime.observe.monitor import MONITOR
-from unisono.runtime.observe.recorder import FLIGHT_DIR
+from unisono.runtime.observe.recorder import FLIGHT_DIR, MONITOR
 
 _TAKE_A_VALUE = (
     *("-n", "--ranks", "--only", "--log-dir", "--grace", "--timeout-s", "--hosts"),
@@ -58,7 +58,7 @@ def carry_out(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         exit_on_error=False,
         print_error=False,
         result_action="return_value",
-        default_parameter=Parameter(negative=""),
+        default_parameter=PARAMETER,
     )
     reader.command(_run, name="run")
     ours, theirs = _split(words)
@@ -89,15 +89,15 @@ def takes_a_value(word: str) -> bool:
 
 def _run(
     *command: str,
-    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "",
-    np: str = "",
+    n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "",
+    np: Annotated[str, Parameter(metavar="N")] = "",
     module: Annotated[str, Parameter(name="-m")] = "",
     only: str = "",
     tag_output: bool = False,
     timestamps: bool = False,
     log_dir: Path | None = None,
-    grace: str = "5",
-    timeout_s: str = "",
+    grace: Annotated[str, Parameter(metavar="SECONDS")] = "5",
+    timeout_s: Annotated[str, Parameter(metavar="SECONDS")] = "",
     max_restarts: int = 0,
     bind_to: str = "none",
     hosts: str = "",

@@ -8,8 +8,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from unisono.cli import _chart
+from unisono.cli._plot import refuse_unknown_format
 from unisono.cli._train import train
-from unisono.cli.output import print_json, print_row, write_file
+from unisono.cli.output import print_json, print_row, refuse_unwritable, write_file
 from unisono.errors import BadArgument
 from unisono.schedule.collective import collective as find_collective
 from unisono.simulate import (
@@ -113,6 +114,8 @@ def simulate(
         raise BadArgument(f"-f {factor}: expected 2 or more")
     if fidelity not in FIDELITIES:
         raise BadArgument(f"--fidelity {fidelity}: one of {', '.join(FIDELITIES)}")
+    refuse_unknown_format(picture)
+    refuse_unwritable(trace, picture)
     what, where = find_collective(collective).name, topology_named(topology)
     sizes = _sizes(parse_bytes(begin), parse_bytes(end or begin), factor)
     if not json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
 import inspect
@@ -16,7 +17,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from unisono.cli import run as run_verb
-from unisono.cli.output import print_json
+from unisono.cli.output import print_json, refuse_unwritable
 from unisono.errors import BadArgument
 from unisono.runtime.observe.tracing import TRACE
 from unisono.trace import ask, document, flights
@@ -63,6 +64,7 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         return 0
     ours, theirs = _split(words)
     output = Path(ours.get("-o") or ours.get("--output") or "run.pt.trace.json.gz")
+    _refuse_unwritable(output)
     keep = ours.get("--keep")
     folder = Path(keep or tempfile.mkdtemp(prefix="unisono-trace-"))
     try:
@@ -70,7 +72,10 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         if any(folder.iterdir()):
             raise BadArgument(f"--keep {folder}: expected a folder with nothing in it")
         variable = f"{TRACE}={folder.absolute()}"
-        code = run_verb.carry_out("--env", variable, *theirs)
+        with contextlib.ExitStack() as redirected:
+            if _JSON in ours:  # what ranks print goes to stderr: stdout is JSON alone
+                redirected.enter_context(contextlib.redirect_stdout(sys.stderr))
+            code = run_verb.carry_out("--env", variable, *theirs)
         if code and not any(folder.iterdir()):
             return code  # it has printed why
         parts = read_parts(folder)
@@ -78,7 +83,7 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     doc = document.merge(parts)
-    document.write(doc, output)
+    _write(doc, output)
     if _JSON in ours:
         print_json(summarise(doc).as_dict())
     else:
@@ -106,6 +111,22 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         else:
             raise BadArgument(f"trace run {word}: expected a path after it")
     return ours, [*theirs, *left]
+
+
+def _refuse_unwritable(output: Path) -> None:
+    """Refuse a file before the run that it is to describe; its folder may be made."""
+    folder = next(one for one in output.absolute().parents if one.exists())
+    refuse_unwritable(output if folder == output.absolute().parent else folder / "x")
+
+
+def _write(doc: document.Document, output: Path) -> None:
+    """Write the trace, and elsewhere if that fails."""
+    try:
+        document.write(doc, output)
+    except BadArgument as why:
+        kept = Path(tempfile.mkdtemp(prefix="unisono-trace-")) / output.name
+        document.write(doc, kept)
+        raise BadArgument(f"{why}; the trace is in {kept}") from why
 
 
 def summary(path: Path, /, *, json: bool = False) -> int:
@@ -151,7 +172,7 @@ def diff(before: Path, after: Path, /, *, json: bool = False) -> int:
 
 
 def why(
-    folder: Path | None = None,
+    where: str = "",
     /,
     *,
     pickle: Path | None = None,
@@ -160,26 +181,27 @@ def why(
     """What went wrong: which rank is the cause, in which call, and on which line.
 
     Reads the flight records that ranks leave (unisono run --records, or
-    UNISONO_FLIGHT_DIR). Without a folder the ranks of this user's job that runs are
-    asked.
+    UNISONO_FLIGHT_DIR). Without a folder the ranks of a job that runs are asked: of
+    the one with this process, which may be a rank or the launcher, or of the only one.
 
     Example: unisono trace why records
 
     Parameters
     ----------
-    folder
-        Where the flight records are.
+    where
+        The folder with the flight records, or the pid of a rank or of its launcher.
     pickle
         Also write them to this folder for PyTorch's analyser, torchfrtrace, which
         reads pickles: unpickle only what you have written yourself.
     json
         Print one JSON object instead.
     """
-    if folder is None:
-        with tempfile.TemporaryDirectory() as scratch:
-            flights.write(ask.records(), Path(scratch))
-            return _why(Path(scratch), pickle, json=json)
-    return _why(folder, pickle, json=json)
+    is_pid = where.isascii() and where.isdigit() and not Path(where).exists()
+    if where and not is_pid:
+        return _why(Path(where), pickle, json=json)
+    with tempfile.TemporaryDirectory() as scratch:
+        flights.write(ask.records(int(where) if is_pid else None), Path(scratch))
+        return _why(Path(scratch), pickle, json=json)
 
 
 def _why(folder: Path, pickle: Path | None, *, json: bool) -> int:

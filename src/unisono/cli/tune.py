@@ -24,7 +24,7 @@ _WIDTHS = (-9, 46, -10, -10, 46, -10)
 
 def tune(
     *,
-    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "4",
+    n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "4",
     per_host: str = "",
     quick: bool = False,
     collective: str = "",

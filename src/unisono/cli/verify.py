@@ -32,7 +32,7 @@ def verify(
     target: str,
     /,
     *,
-    n: Annotated[str, Parameter(name=["-n", "--ranks"])] = "1..64",
+    n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "1..64",
     json: bool = False,
 ) -> int:
     """Prove algorithms right, or print the first counter-example and exit with 1.

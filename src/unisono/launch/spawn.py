@@ -42,6 +42,7 @@ from typing import Any, Literal
 from unisono.errors import BadArgument, PeerLost, UnisonoError, unknown, whole_number
 from unisono.launch.exceptions import RankReport, pickled_error
 from unisono.launch.processes import group_is_alive, signal_name
+from unisono.runtime.call.options import names_options
 
 _GRACE_S = 5.0  # for the others to report
 _KILL_AFTER_S = 1.5  # from SIGTERM to SIGKILL
@@ -50,6 +51,15 @@ _METHODS = ("spawn", "fork", "forkserver")
 Method = Literal["spawn", "fork", "forkserver"]
 
 
+@names_options(
+    {
+        "timeout": "timeout_s",
+        "nprocs": "n",
+        "world_size": "n",
+        "start_method": "method",
+        "join": "spawn always waits for the ranks, and returns their results",
+    }
+)
 def spawn(
     fn: Callable[..., Any],
     n: int,

@@ -32,7 +32,7 @@ from unisono.errors import whole_number
 from unisono.runtime import groups, object_collectives, python_reductions, scans
 from unisono.runtime.call import arguments
 from unisono.runtime.call.buffers import readable
-from unisono.runtime.call.options import CallOptions, Options
+from unisono.runtime.call.options import CallOptions, Options, with_option_help
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.shared_arrays import shared_array
 from unisono.runtime.compress import all_reduce as compress
@@ -50,12 +50,12 @@ _GATHER = CODES["gather"]
 _REDUCE = CODES["reduce"]
 _REDUCE_SCATTER = CODES["reduce_scatter"]
 _SCATTER = CODES["scatter"]
-SHRINK_S = 30.0
-GROW_S = 300.0
+SHRINK_S, GROW_S = 30.0, 300.0
 _NOTHING = np.empty(0, dtype=np.uint8)  # what a barrier moves
 _COPIES = Reduction("sum")  # for collectives that reduce nothing
 
 
+@with_option_help
 class Communicator:
     """Ranks 0..world_size-1, of which this process (or thread) is `rank`."""
 

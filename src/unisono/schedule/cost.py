@@ -32,6 +32,7 @@ from unisono.schedule.collective import (
 from unisono.schedule.counts import num_peers, sent_between
 from unisono.schedule.oracle import checked_steps
 from unisono.schedule.protocol import ReadableSchedule
+from unisono.units import html_table
 
 Floats = NDArray[np.float64]
 
@@ -71,6 +72,23 @@ class Cost:
     reduced: Floats
     bound: Bound
     weight: Floats
+
+    def __repr__(self) -> str:
+        """What it means, in one line."""
+        return (
+            f"<Cost: {self.schedule.title}, {self.steps} steps, {self.rounds} rounds, "
+            f"span {self.span:g}, work {self.work:g}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """For notebooks: each term, and how far it is from the lower bound."""
+        facts = {
+            name: f"{getattr(self, name):g}, {ratio:g} times the lower bound"
+            for name, ratio in self.distance.items()
+        }
+        facts["messages"] = f"{self.messages:,} in {self.steps:,} steps"
+        facts["sent by a rank"] = f"at most {max(self.sent, default=0.0):g} buffers"
+        return html_table(self.schedule.title, facts)
 
     @cached_property
     def pairs(self) -> Floats:

@@ -27,6 +27,7 @@ from unisono.errors import BadArgument, whole_number
 from unisono.schedule.domains import ChunkState, PresenceState, ValueState
 from unisono.schedule.oracle import explain_end, explain_rule
 from unisono.schedule.protocol import ReadableSchedule
+from unisono.units import html_table
 
 STATE_BYTES = 512 << 20
 """How large the state may be before chunks are verified in several batches."""
@@ -53,6 +54,20 @@ class Proof:
     def doubt(self) -> str:
         """The chance that a wrong schedule passed."""
         return "none" if self.exact else "below 2^-60"
+
+    def __repr__(self) -> str:
+        """What it means, in one line."""
+        return f"<Proof: {self.schedule.title}, chance of error: {self.doubt}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        facts = {
+            "steps": f"{self.steps:,}",
+            "transfers": f"{self.transfers:,}",
+            "chance of error": self.doubt,
+            "time": f"{self.seconds:.3g} s",
+        }
+        return html_table(f"verified: {self.schedule.title}", facts)
 
     def __str__(self) -> str:
         """One line for people."""

@@ -15,7 +15,7 @@ from unisono.schedule.collective import (
     Ints,
 )
 from unisono.topology.topology import Floats, Topology
-from unisono.units import format_bandwidth, format_bytes, format_seconds
+from unisono.units import format_bandwidth, format_bytes, format_seconds, html_table
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,32 @@ class Result:
             else [_plain(h) for h in self.path],
         }
 
+    def __repr__(self) -> str:
+        """What it means, in one line."""
+        most = "" if self.exact else "at most "
+        return f"<Result: {self._title}: {most}{format_seconds(self.time)}>"
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        most = "" if self.exact else "at most "
+        facts = {
+            "time": f"{most}{format_seconds(self.time)} ({self.fidelity})",
+            "bus bandwidth": format_bandwidth(self.busbw),
+            "bound": f"{format_seconds(self.bound)}: {self.optimum:.1%} of the optimum",
+            **{name: f"busy {part:.0%} of the time" for name, part in self.busiest(3)},
+        }
+        return html_table(self._title, facts)
+
+    @property
+    def _title(self) -> str:
+        what = f"{self.collective.name} by {self.algorithm}"
+        return f"{what} of {format_bytes(self.nbytes)} on {self.topology.name}"
+
     def __str__(self) -> str:
         """A few lines for people: time, bandwidth, busiest links, critical path."""
         most = "" if self.exact else "at most "
         lines = [
-            f"{self.collective.name} by {self.algorithm} of "
-            f"{format_bytes(self.nbytes)} on {self.topology.name} ({self.fidelity})",
+            f"{self._title} ({self.fidelity})",
             f"  time    {most}{format_seconds(self.time)}, bus bandwidth "
             f"{format_bandwidth(self.busbw)}",
             f"  bound   {format_seconds(self.bound)}: {self.optimum:.1%} of the "

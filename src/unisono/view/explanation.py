@@ -27,6 +27,10 @@ class Explanation(str):
         made.schedule = schedule
         return made
 
+    def __repr__(self) -> str:
+        """The text itself: it is what a prompt shows."""
+        return str(self)
+
     def html(self, **options: Any) -> str:
         """The page that plays it; options are those of `view.html.to_html`."""
         from unisono.view.html import to_html

@@ -17,6 +17,7 @@ from itertools import groupby
 
 import numpy as np
 
+from unisono.algorithms.library import schedule as named_schedule
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, Transfer
 from unisono.view.explanation import Explanation
@@ -36,11 +37,18 @@ _MAX_LETTERS = 8
 _MAX_MOVES = 24
 
 
-def explain(schedule: Schedule) -> Explanation:
+def explain(
+    what: Schedule | str, algorithm: str = "ring", n: int = 4, *, root: int = 0
+) -> Explanation:
     """The schedule drawn step by step, costed and proven; or ScheduleError.
 
-    It is text; notebooks show it as a picture, or play it (see `explanation`).
+    It is given as such, or by names as on the command line: a collective, an algorithm
+    and a number of ranks. It is text; notebooks show it as a picture, or play it (see
+    `explanation`).
     """
+    schedule = (
+        named_schedule(what, algorithm, n, root=root) if isinstance(what, str) else what
+    )
     refuse_if_huge(schedule.n)
     sentences = facts(schedule)
     lines = [*_head(schedule), "", picture(schedule), "", *_foot(sentences)]

@@ -100,6 +100,20 @@ class ReduceOp(StrEnum):
 _NAMED = {name: Reduction(name) for name in OPS} | {"avg": Reduction("mean")}
 
 
+_ELSEWHERE = {
+    **dict.fromkeys(("add", "plus", "+"), "sum"),
+    **dict.fromkeys(("average",), "mean"),
+    **dict.fromkeys(("mul", "multiply", "product", "*"), "prod"),
+    "minimum": "min",
+    "maximum": "max",
+    "and": "band",
+    "or": "bor",
+    "xor": "bxor",
+    **{name: name for name in OPS},
+}
+"""Names that other libraries have, and ours; `avg` is one of ours, too."""
+
+
 def as_reduction(op: Any) -> Reduction:
     """The reduction that `op` stands for."""
     if isinstance(op, Reduction):
@@ -112,6 +126,10 @@ def as_reduction(op: Any) -> Reduction:
         if op is getattr(builtins, name):
             raise BadArgument(f"op = Python's own {name}: expected op={name!r}")
     if isinstance(op, str):
+        if op.lower() in _ELSEWHERE:
+            raise BadArgument(
+                f"unknown reduction {op!r}; op={_ELSEWHERE[op.lower()]!r} is meant"
+            )
         raise unknown("reduction", op, [*OPS, "avg"])
     if not callable(op):
         raise BadArgument(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono.runtime.call.notes import Note, shape_text
+from unisono.runtime.observe.recorder import FLIGHT_DIR, MONITOR
 from unisono.runtime.plan.plans import CODES
 from unisono.schedule.collective import REDUCING, ROOTED
 from unisono.transports.session import Peer
@@ -249,6 +251,15 @@ def _note_of(comm: Comm, rank: int, seq: int) -> NativeNote | None:
         time.sleep(1e-3)
 
 
+def _who_knows_more() -> str:
+    """What to run to see why a rank is late."""
+    if folder := os.environ.get(FLIGHT_DIR):
+        return f" (unisono trace why {folder} names the cause)"
+    if os.environ.get(MONITOR, "0") not in ("", "0"):
+        return f" (while ranks run, unisono trace why {os.getpid()} names the cause)"
+    return f" ({FLIGHT_DIR}=folder keeps records for unisono trace why)"
+
+
 def _device_timeout(
     peers: Sequence[Peer],
     failed_rank: int,
@@ -262,7 +273,7 @@ def _device_timeout(
     limit = "" if timeout_s < 0 else f" within {timeout_s:g} s"
     return CollectiveTimeout(
         f"{where}: not completed{limit}; the kernel of {peers[reporter]} timed out "
-        f"waiting for {peers[failed_rank]}",
+        f"waiting for {peers[failed_rank]}{_who_knows_more()}",
         ranks=[failed_rank],
         collective=call.partition("(")[0],
         seq=seq,
@@ -293,7 +304,8 @@ def _timeout(
     limit = "" if timeout_s < 0 else f" within {timeout_s:g} s"
     return CollectiveTimeout(
         f"{where}: not completed{limit}; {peers[reporter]} timed out waiting for "
-        + "; ".join(seen),
+        + "; ".join(seen)
+        + _who_knows_more(),
         ranks=late,
         collective=call.partition("(")[0],
         seq=seq,

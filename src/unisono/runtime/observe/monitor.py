@@ -37,12 +37,12 @@ from unisono.runtime.observe.failures import (
     FailureCode,
     describe,
 )
+from unisono.runtime.observe.recorder import MONITOR
 from unisono.runtime.observe.subject import ObservedCore
 from unisono.runtime.observe.traffic import TrafficCounter
 from unisono.transports.session import Logbook, Session
 from unisono.transports.unix import credentials, readable
 
-MONITOR = "UNISONO_MONITOR"
 _OLD_VARIABLE = "UNISONO_WATCH"
 PREFIX = "unisono-monitor-"
 _CHECK_S = 0.2

@@ -29,6 +29,8 @@ from unisono.runtime.plan.plans import CODES
 from unisono.transports.session import Logbook
 
 FLIGHT_DIR = "UNISONO_FLIGHT_DIR"
+MONITOR = "UNISONO_MONITOR"
+"""`1`: ranks can be asked for their records (`monitor`)."""
 LEFT, REQUESTED, REMOTE_FAILURE, FAILED = range(4)
 """Why a flight record is written, by severity."""
 

@@ -7,6 +7,7 @@ import os
 from unisono import _native, cuda_queues
 from unisono.deprecation import warn_renamed
 from unisono.errors import BadArgument
+from unisono.runtime.call.options import names_options
 from unisono.runtime.call.timeouts import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world import grow, shrink
@@ -27,6 +28,16 @@ JOIN = "UNISONO_JOIN"
 _CHANGES = ResizeFunctions(shrink.shrink, grow.grow)
 
 
+@names_options(
+    {
+        "timeout": "timeout_s",
+        "backend": "fabric",
+        "transport": "fabric",
+        "size": "world_size",
+        "master_addr": "the address of rank 0 is UNISONO_ADDRESS=host:port",
+        "init_method": "the address of rank 0 is UNISONO_ADDRESS=host:port",
+    }
+)
 def init(
     rank: int | None = None,
     world_size: int | None = None,
