@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -110,6 +111,8 @@ void bind_comm(nb::module_ &m) {
       .def("is_connected_to", &leads_to, nb::arg("rank"), nb::arg("messages"))
       .def("set_wait_policy", &set_patience, nb::arg("spins"), nb::arg("yields"),
            nb::arg("longest_yield"), nb::arg("late_after"), nb::arg("timeout"))
+      .def("set_late_hint", [](Handle &c, std::string hint) { c.late_hint = std::move(hint); },
+           nb::arg("hint"))
       .def("set_timeout", [](Handle &c, std::int64_t timeout) { c.timeout = timeout; },
            nb::arg("timeout"))
       .def("failure", [](const Handle &c) { return failure_tuple(c.failure()); })

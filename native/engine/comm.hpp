@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "engine/collective.hpp"
@@ -69,6 +70,7 @@ public:
   WaitPolicy wait_policy;
   Oversubscription oversubscription;
   std::int64_t late_after = 5'000'000'000; // ns until a late rank is warned about
+  std::string late_hint; // what a warning ends with; set before the first call
 
   // Advances `op` on this thread until it ends. `interrupted` is called from time to time.
   Task::State drive(Task &op, WaitPolicy wait_policy,

@@ -8,7 +8,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <string>
 
@@ -361,15 +360,11 @@ void Comm::warn(const Task &op, std::int64_t waited) const {
   for (std::size_t q : blocking_ranks(op))
     who += (who.empty() ? "" : ", ") + std::to_string(q);
   const std::size_t kind = op.record ? op.record->note.collective : 0;
-  const char *monitor = std::getenv("UNISONO_MONITOR");
-  const std::string asked = monitor && *monitor && std::strcmp(monitor, "0") != 0
-                                ? "; see unisono trace why " + std::to_string(::getpid())
-                                : "";
   char text[512];
   const int length = std::snprintf(
       text, sizeof text, "unisono: rank %zu has waited %.0f s in %s (seq %llu) for rank %s%s\n",
       rank_, double(waited) / 1e9, kind < std::size(names) ? names[kind] : "?",
-      static_cast<unsigned long long>(op.seq), who.c_str(), asked.c_str());
+      static_cast<unsigned long long>(op.seq), who.c_str(), late_hint.c_str());
   if (length > 0)
     (void)!::write(2, text, std::min(std::size_t(length), sizeof text - 1));
 }

@@ -33,7 +33,7 @@ from unisono.errors import (
     UsageError,
 )
 from unisono.runtime.core import Core
-from unisono.runtime.observe.failures import FailureCode
+from unisono.runtime.observe.failures import FailureCode, late_hint
 from unisono.testing import world
 
 pytestmark = pytest.mark.timeout(120)
@@ -508,6 +508,7 @@ def warns(rank):
     comm.barrier()
     if rank.number == 0:
         os.environ["UNISONO_MONITOR"] = "1"
+        comm.core.native.set_late_hint(late_hint())
         comm.core.native.set_wait_policy(
             *comm.core.session.wait_policy, int(0.2e9), int(20e9)
         )

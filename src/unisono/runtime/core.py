@@ -33,7 +33,7 @@ from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
 from unisono.runtime.call.work import CallsInFlight, Work
 from unisono.runtime.device.half import DeviceHalf
-from unisono.runtime.observe.failures import FailureCode, describe_call
+from unisono.runtime.observe.failures import FailureCode, describe_call, late_hint
 from unisono.runtime.observe.raising import error_of_call, error_of_work, limit_of
 from unisono.runtime.plan.codec_plans import coded_plan
 from unisono.runtime.plan.plans import CODES, CallKind, lowered, make_plan
@@ -100,9 +100,9 @@ class Core:
         self.world_size = len(self.world_ranks)
         self.name = name
         self.position = Position(self.rank, self.world_size)
-        native.set_wait_policy(
-            *session.wait_policy, int(LATE_S * 1e9), nanoseconds(timeout_s)
-        )
+        late_ns, timeout_ns = nanoseconds(LATE_S), nanoseconds(timeout_s)
+        native.set_wait_policy(*session.wait_policy, late_ns, timeout_ns)
+        native.set_late_hint(late_hint())
         self.timeout_s = timeout_s
         self.quick = _native.quick_of(native, self.device.start)
         self.exceeded_s = -1.0  # the timeout of the call that broke it

@@ -251,11 +251,20 @@ def _note_of(comm: Comm, rank: int, seq: int) -> NativeNote | None:
         time.sleep(1e-3)
 
 
+def late_hint() -> str:
+    """What the warning of a late rank ends with."""
+    return f"; see unisono trace why {os.getpid()}" if _is_monitored() else ""
+
+
+def _is_monitored() -> bool:
+    return os.environ.get(MONITOR, "0") not in ("", "0")
+
+
 def _who_knows_more() -> str:
     """What to run to see why a rank is late."""
     if folder := os.environ.get(FLIGHT_DIR):
         return f" (unisono trace why {folder} names the cause)"
-    if os.environ.get(MONITOR, "0") not in ("", "0"):
+    if _is_monitored():
         return f" (while ranks run, unisono trace why {os.getpid()} names the cause)"
     return f" ({FLIGHT_DIR}=folder keeps records for unisono trace why)"
 
