@@ -1,5 +1,7 @@
 """Models by their shape: parameters, operations, and what a block keeps."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -86,9 +88,18 @@ def test_named_llama_models_have_their_published_number_of_parameters(name, para
     assert MODELS[name].parameters == parameters
 
 
-def test_gpt2_has_its_published_parameters_and_a_head_of_its_own():
-    head = 50_257 * 768
-    assert MODELS["gpt2"].parameters == 124_439_808 + head
+def test_gpt2_has_its_published_parameters_with_a_tied_head():
+    published = {
+        "gpt2": 124_439_808,
+        "gpt2-medium": 354_823_168,
+        "gpt2-large": 774_030_080,
+        "gpt2-xl": 1_557_611_200,
+    }
+    for name, parameters in published.items():
+        assert MODELS[name].parameters == parameters
+    own = replace(MODELS["gpt2"], tied=False)
+    assert own.parameters == 124_439_808 + 50_257 * 768
+    assert own.flops(1024) == MODELS["gpt2"].flops(1024)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 4])

@@ -2,7 +2,7 @@
 
 `unisono plan` (memory and traffic) and `unisono simulate train` (time) read this one
 description. A model is a stack of equal blocks between an embedding and a head, which
-have weights of their own:
+has weights of its own unless it is `tied`, as that of GPT-2 is:
 
     gpt     LayerNorm, attention and an MLP of two layers, with biases; an embedding of
             positions
@@ -61,6 +61,8 @@ class ModelShape:
     positions: int = 0
     experts: int = 0
     top_k: int = 2
+    tied: bool = False
+    """Whether the output layer uses the weights of the embedding."""
     counted: int = 0
     """The number of parameters, where the shape is not known."""
 
@@ -152,8 +154,9 @@ class ModelShape:
 
     @property
     def head(self) -> int:
-        """Parameters behind the last block: its norm and the output layer."""
-        return self.vocabulary * self.hidden + self.final_norm
+        """Parameters behind the last block: its norm and an output layer of its own."""
+        own = 0 if self.tied else self.vocabulary * self.hidden
+        return own + self.final_norm
 
     @property
     def replicated(self) -> int:
@@ -287,10 +290,10 @@ def of_size(name: str, parameters: int, layers: int = UNKNOWN_LAYERS) -> ModelSh
 MODELS = {
     model.name: model
     for model in (
-        gpt("gpt2", layers=12, hidden=768, heads=12),
-        gpt("gpt2-medium", layers=24, hidden=1024, heads=16),
-        gpt("gpt2-large", layers=36, hidden=1280, heads=20),
-        gpt("gpt2-xl", layers=48, hidden=1600, heads=25),
+        gpt("gpt2", layers=12, hidden=768, heads=12, tied=True),
+        gpt("gpt2-medium", layers=24, hidden=1024, heads=16, tied=True),
+        gpt("gpt2-large", layers=36, hidden=1280, heads=20, tied=True),
+        gpt("gpt2-xl", layers=48, hidden=1600, heads=25, tied=True),
         gpt("gpt3", layers=96, hidden=12_288, heads=96, positions=2048),
         ModelShape("1B", 16, 2048, 8192, 32, 8, 128_256),
         ModelShape("7B", 32, 4096, 11_008, 32, 32, 32_000),

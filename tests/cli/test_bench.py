@@ -18,8 +18,10 @@ from process_state import gone
 from unisono.cli import main
 from unisono.cli._bench import cases, groups, inputs
 from unisono.cli._bench.cases import Case, least_bytes, sizes_between
+from unisono.cli._bench.devices import Placement
+from unisono.cli._bench.driver import BenchSettings
 from unisono.cli._bench.figures import BenchRow, Timing, per_iteration
-from unisono.cli._bench.report import number
+from unisono.cli._bench.report import BenchReport, number
 from unisono.cli._bench.systems import OnHost
 from unisono.cli._bench.worker import Worker
 from unisono.dtypes import DTYPES, numpy_dtype
@@ -259,6 +261,17 @@ def test_amounts_are_those_of_nccl_tests():
         assert busbw == pytest.approx(algbw * factor)
 
 
+def test_share_of_the_floor_above_100_percent_is_explained():
+    case = Case("all_reduce", 2, 1 << 20)
+    settings = BenchSettings(1, 1, 0, True, False)
+    report = BenchReport({}, settings, [], Placement(0))
+    for floor_s, notes in ((0.9e-3, 0), (2.05e-3, 1)):
+        times = Timing([1e-3])
+        report.rows = [BenchRow(case, times, times, {}, floor_s)]
+        assert len(report.notes()) == notes
+    assert "floor above 100 %: sums were read from caches" in report.notes()[0]
+
+
 def test_lower_bound_of_two_ranks_is_two_halves_read_and_written():
     case = Case("all_reduce", 2, 1 << 20)
     assert least_bytes(case, shared=True)[1] == 2 * case.size
@@ -438,7 +451,7 @@ def test_ctrl_c_keeps_finished_rows(bench, tmp_path):
         ("--algorithm rnig", "nearest: ring"),
         ("-e 1T", "take a smaller size"),
         ("--json --csv", "choose one"),
-        ("-J /no/such/place.json", "cannot be written"),
+        ("-J /no/such/place.json", "there is no folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(bench, command, message):

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 import unisono
 from unisono.algorithms import library
 from unisono.cli import main, output
+from unisono.cli.tune import print_part
 from unisono.errors import BadArgument
+from unisono.runtime.plan.tuned import TunedCollective, TunedRow
 
 RIGHT = """
 import numpy as np
@@ -383,6 +386,25 @@ def test_files_that_cannot_be_written_are_refused_before_work(run, tmp_path):
     code, out, err = run("trace", "run", "-o", folder, "-n", "1", "echo", "began")
     assert (code, out) == (2, "")
     assert "this is a folder" in err
+
+
+def test_load_of_other_processes_is_told(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1})
+    for load, told in ((0.9, False), (3.5, True)):
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0, 0))
+        assert ("load 3.5 on 2 cores" in output.load_warning()) is told
+
+
+def test_default_that_is_kept_is_not_called_a_winner(capsys):
+    rows = [
+        TunedRow(8, 8, "naive", 1e-6, 2.1e-6, "direct", 1e-6, 2e-6),
+        TunedRow(16, 16, "ring", 1e-6, 2e-6, "direct", 1e-6, 3e-6),
+    ]
+    print_part(TunedCollective("all_reduce", 4, tuple(rows)))
+    head, kept, won = capsys.readouterr().out.splitlines()[1:]
+    assert "winner" not in head
+    assert "direct (not clearly faster)" in kept
+    assert "not clearly" not in won
 
 
 def test_result_that_cannot_be_written_is_kept_elsewhere(tmp_path):

@@ -27,6 +27,7 @@ from unisono.cli._bench.progress import Progress
 from unisono.cli._bench.report import BenchReport
 from unisono.cli._plot import refuse_unknown_format
 from unisono.cli.output import (
+    load_warning,
     parse_rank,
     parse_world,
     print_json,
@@ -288,7 +289,7 @@ def _run(task: _Task, sizes: list[int], report: BenchReport, *, quiet: bool) -> 
             print("\n".join(lines), flush=True)
 
     progress = Progress()
-    tell(report.preamble())
+    tell([*filter(None, [load_warning()]), *report.preamble()])
     try:
         systems = ["unisono", *task.peers]
         with groups.running(systems, task.n, report.place) as started:

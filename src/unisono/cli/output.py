@@ -16,6 +16,8 @@ from unisono.errors import BadArgument, ScheduleError
 from unisono.units import format_row
 
 MOST_RANKS = 1 << 20
+_QUIET = 0.5
+"""The load per core above which measurements are disturbed."""
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -112,6 +114,17 @@ def write_file(path: Path, text: str) -> None:
         raise BadArgument(
             f"{path}: cannot be written: {why.strerror}; the result is in {kept}"
         ) from why
+
+
+def load_warning() -> str:
+    """That other processes use the cores that are to be measured; empty if not."""
+    busy, cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if busy <= _QUIET * cores:
+        return ""
+    return (
+        f"# warning: other processes run here (load {busy:.1f} on {cores} cores): "
+        "times are longer and vary"
+    )
 
 
 def print_picture(text: str) -> None:

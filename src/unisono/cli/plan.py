@@ -167,6 +167,7 @@ def _print_table(
     model: ModelShape, at: Setting, rows: list[Estimate], limit: int
 ) -> None:
     shape = f", {model.layers} layers of width {model.hidden}" if model.hidden else ""
+    shape += ", the head tied to the embedding" if model.tied else ""
     print(
         f"# {model.name}: {model.parameters:,} parameters{shape}; {at.n} ranks, "
         f"{at.batch} x {at.length} tokens per step"

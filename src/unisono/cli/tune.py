@@ -11,14 +11,21 @@ from cyclopts import Parameter
 from unisono.cli._bench import groups
 from unisono.cli._bench.devices import Placement
 from unisono.cli._bench.progress import Progress
-from unisono.cli.output import parse_world, print_json, print_row
+from unisono.cli.output import load_warning, parse_world, print_json, print_row
 from unisono.errors import BadArgument
-from unisono.runtime.plan.tuned import TunedCollective, TunedLink, TunedWorld, machine
+from unisono.runtime.plan.tuned import (
+    TunedCollective,
+    TunedLink,
+    TunedRow,
+    TunedWorld,
+    machine,
+)
 from unisono.tune import QUICK, Effort
 from unisono.tune.files import destination, save
 from unisono.units import format_bandwidth, format_bytes, format_seconds
 
 _MOST_RANKS = 256
+_NOT_CLEARLY = " (not clearly faster)"
 _WIDTHS = (-9, 46, -10, -10, 46, -10)
 
 
@@ -63,6 +70,8 @@ def tune(
         effort = replace(effort, collectives=tuple(collective.split(",")))
     file = destination()  # refused before anything is measured, if it must be
     if not json:
+        if warning := load_warning():
+            print(warning)
         print(f"# tuning {ranks} ranks on {machine()}", flush=True)
     world = _measured(
         ranks, parse_world(per_host) if per_host else 0, effort, json=json
@@ -106,11 +115,16 @@ def _print_links(links: list[TunedLink]) -> None:
         print(f"# {link.kind:<7} {to:<20} {late} ± {error}, {rate} ± {sure:.0%}")
 
 
+def _is_slower(row: TunedRow) -> bool:
+    """Whether the default was kept although another was a little faster."""
+    return bool(row.runner_up) and row.runner_up_measured < row.measured
+
+
 def print_part(part: TunedCollective) -> None:
-    """The winners of one collective, by size."""
+    """What was chosen for a collective, by size: the default unless clearly beaten."""
     what = f" of {part.itemsize}-byte elements" if part.itemsize else ""
     print(f"# {part.collective}{what}")
-    head = ("size", "winner", "measured", "predicted", "runner-up", "measured")
+    head = ("size", "chosen", "measured", "predicted", "runner-up", "measured")
     print_row(head, _WIDTHS)
     for row in part.rows:
         print_row(
@@ -119,7 +133,7 @@ def print_part(part: TunedCollective) -> None:
                 row.algorithm,
                 format_seconds(row.measured),
                 format_seconds(row.predicted),
-                row.runner_up,
+                row.runner_up + (_NOT_CLEARLY if _is_slower(row) else ""),
                 format_seconds(row.runner_up_measured) if row.runner_up else "",
             ),
             _WIDTHS,

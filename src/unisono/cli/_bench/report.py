@@ -43,6 +43,11 @@ _WIDTHS = (10, 12, 8, 6, 6, *(7, 6, 6, 6) * 2)
 _UNITS = ("(B)", "(elements)", "", "", "", *("(us)", "(GB/s)", "(GB/s)", "") * 2)
 
 
+_ABOVE_THE_FLOOR = (
+    "floor above 100 %: sums were read from caches; the floor is copies through memory"
+)
+
+
 class BenchReport:
     """All results so far, and their tables."""
 
@@ -247,6 +252,8 @@ class BenchReport:
                     notes[f"{row.case.collective}, {place}: not measured: {why}"] = None
                 if times and times.wrong and place in row.peers:
                     notes[f"{place}: {times.wrong} wrong at {row.case.size} B"] = None
+        if any(row.floor_share > 1 for row in self.rows):
+            notes[_ABOVE_THE_FLOOR] = None
         return list(notes)
 
     def plain(self) -> dict[str, Any]:

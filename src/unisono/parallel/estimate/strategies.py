@@ -160,7 +160,7 @@ def stage(model: ModelShape, layers: int, pp: int, tp: int = 1) -> float:
     words = model.vocabulary * model.hidden / tp
     ends = words + model.positions * model.hidden
     if pp == 1:  # otherwise the head and its norm are on the last stage
-        ends += words + model.final_norm
+        ends += (0 if model.tied else words) + model.final_norm
     return layers * sharded_block(model, tp) + ends
 
 
