@@ -407,6 +407,16 @@ def test_default_that_is_kept_is_not_called_a_winner(capsys):
     assert "not clearly" not in won
 
 
+def test_interrupted_tune_says_that_the_table_is_as_it_was(run, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("unisono.cli.tune._measured", interrupted)
+    code, _, err = run("tune", "-n", "2")
+    assert code == 130
+    assert "is as it was" in err
+
+
 def test_result_that_cannot_be_written_is_kept_elsewhere(tmp_path):
     with pytest.raises(BadArgument, match="the result is in ") as error:
         output.write_file(tmp_path / "none" / "result.json", "what was found")

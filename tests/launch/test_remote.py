@@ -104,6 +104,23 @@ def test_agent_that_does_not_answer_times_out(monkeypatch, tmp_path):
         )
 
 
+def test_hosts_that_are_waited_for_are_told(monkeypatch, tmp_path):
+    ssh, told = tmp_path / "silent", []
+    ssh.write_text("#!/bin/sh\nexec sleep 60\n")
+    ssh.chmod(0o755)
+    monkeypatch.setattr(remote, "_CONNECT_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(remote, "_QUIET_S", 0.1)
+    with pytest.raises(ConnectFailed):
+        launch_on_hosts(
+            ["true"],
+            [HostSpec("a", 1), HostSpec("b", 1)],
+            RankOutput(io.BytesIO(), io.BytesIO()),
+            RemoteOptions(sys.executable, "/", [str(ssh)]),
+            tell=told.append,
+        )
+    assert told == ["waiting for an answer by ssh from a, b (at most 0.4 s)"]
+
+
 def test_login_that_prints_endlessly_is_an_error(tmp_path):
     ssh = tmp_path / "endless"
     ssh.write_text("#!/bin/sh\nexec yes\n")

@@ -45,6 +45,7 @@ def _app(name: str, about: str | None = None) -> App:
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,
+        suppress_keyboard_interrupt=False,
         result_action="return_value",
         default_parameter=PARAMETER,
         help=about,

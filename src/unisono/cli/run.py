@@ -57,6 +57,7 @@ def carry_out(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> i
         help_format="plaintext",
         exit_on_error=False,
         print_error=False,
+        suppress_keyboard_interrupt=False,
         result_action="return_value",
         default_parameter=PARAMETER,
     )
@@ -208,7 +209,13 @@ def _run(
             line = _hosts.command(way.python, module, command)
             common = _hosts.forwarded() | common
             return launch_on_hosts(
-                line, places, stage, way, environment=common, grace_s=grace_s
+                line,
+                places,
+                stage,
+                way,
+                environment=common,
+                grace_s=grace_s,
+                tell=_tell if sys.stderr.isatty() else str,
             )
         _hosts.refuse_without_hosts(ssh, python, chdir, address)
         line, here = _command(module, command), nodes.ranks_here(world or 1, bind_to)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Annotated
 
@@ -73,9 +74,16 @@ def tune(
         if warning := load_warning():
             print(warning)
         print(f"# tuning {ranks} ranks on {machine()}", flush=True)
-    world = _measured(
-        ranks, parse_world(per_host) if per_host else 0, effort, json=json
-    )
+    hosts = parse_world(per_host) if per_host else 0
+    try:
+        world = _measured(ranks, hosts, effort, json=json)
+    except KeyboardInterrupt:
+        print(
+            f"unisono: interrupted: {file} is as it was, for a table is written when "
+            "all collectives are measured (--quick, or --collective, take less time)",
+            file=sys.stderr,
+        )
+        raise
     save(world, file)
     if json:
         print_json({"file": str(file), "world": msgspec.to_builtins(world)})

@@ -18,7 +18,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO
@@ -34,6 +34,7 @@ from unisono.launch.ssh import SSH, AgentConnection
 from unisono.launch.supervisor import SupervisedRank, Supervisor
 
 _CONNECT_TIMEOUT_S = 60.0
+_QUIET_S = 2.0  # until it is told which hosts have not answered
 _EXIT_TIMEOUT_S = 5.0
 _HOST_LOST = 255  # the exit code of a rank whose host was lost, as ssh has it
 
@@ -57,12 +58,16 @@ def launch_on_hosts(
     *,
     environment: Mapping[str, str] | None = None,
     grace_s: float = 5.0,
+    tell: Callable[[str], object] = str,
 ) -> Outcome:
     """Run `command` as the ranks of these hosts until all have exited.
 
     `environment` is added to that of each host. Signals are forwarded as `launch` does.
+    `tell` is called with the hosts that are waited for, if that takes long.
     """
-    return _RemoteJob(command, hosts, output, options, environment or {}, grace_s).run()
+    job = _RemoteJob(command, hosts, output, options, environment or {}, grace_s)
+    job.tell = tell
+    return job.run()
 
 
 @dataclass(kw_only=True)
@@ -90,6 +95,7 @@ class _RemoteJob(Supervisor):
         self._connected: set[AgentConnection] = set()
         self._ranks: list[_RemoteRank] = []
         self._input_requests = threading.Semaphore(0)  # from rank 0
+        self.tell: Callable[[str], object] = str
         refuse_loopback(hosts, options.address)
 
     def _all_ranks(self) -> Sequence[_RemoteRank]:
@@ -129,16 +135,22 @@ class _RemoteJob(Supervisor):
             ):
                 self._register(pipe, partial(react, agent, pipe))
         until = time.monotonic() + _CONNECT_TIMEOUT_S
+        quiet_until = time.monotonic() + _QUIET_S
         while self._stop_request is None:
             missing = [agent for agent in self._agents if agent.ready is None]
             if not missing:
                 return
+            if time.monotonic() >= quiet_until:
+                names = ", ".join(agent.host.name for agent in missing)
+                limit = f"at most {_CONNECT_TIMEOUT_S:g} s"
+                self.tell(f"waiting for an answer by ssh from {names} ({limit})")
+                quiet_until = float("inf")
             for agent in missing:
                 if agent not in self._connected:
                     raise agent.start_error()
             if time.monotonic() >= until:
                 raise missing[0].timeout_error(_CONNECT_TIMEOUT_S)
-            self._run_once(until)
+            self._run_once(min(until, quiet_until))
 
     def _start_ranks(self) -> None:
         first, world = 0, []
