@@ -37,14 +37,14 @@ def explain(
     /,
     *,
     n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "4",
-    root: Annotated[str, Parameter(name="--root")] = "0",
-    size: Annotated[str, Parameter(name=["-b", "--size"])] = "",
+    root: Annotated[str, Parameter(name="--root", metavar="RANK")] = "0",
+    size: Annotated[str, Parameter(name=["-b", "--size"], metavar="SIZE")] = "",
     svg_file: Annotated[Path | None, Parameter(name="--svg")] = None,
     html_file: Annotated[Path | None, Parameter(name="--html")] = None,
     topology: Annotated[str, Parameter(name=["-t", "--topology"])] = "",
     beside: str = "",
     on: str = "",
-    per_host: str = "",
+    per_host: Annotated[str, Parameter(metavar="N")] = "",
     json: bool = False,
 ) -> int:
     """Draw an algorithm step by step, with its cost and the proof that it is right.

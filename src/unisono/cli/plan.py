@@ -68,7 +68,7 @@ def plan(
     dtype: str = "float32",
     optimizer: str = "adam",
     microbatches: int = 0,
-    memory: str = "",
+    memory: Annotated[str, Parameter(metavar="SIZE")] = "",
     compare: bool = False,
     json: bool = False,
 ) -> int:

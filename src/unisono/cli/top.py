@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
@@ -25,7 +27,12 @@ FRAME = 3
 
 
 def top(
-    pid: str = "", /, *, every: str = "1", once: bool = False, json: bool = False
+    pid: str = "",
+    /,
+    *,
+    every: Annotated[str, Parameter(metavar="SECONDS")] = "1",
+    once: bool = False,
+    json: bool = False,
 ) -> int:
     """Where the ranks of a job are: calls, which are late, traffic by link.
 

@@ -221,7 +221,7 @@ def open_(
     path: Path,
     /,
     *,
-    port: str = str(PORT),
+    port: Annotated[str, Parameter(metavar="PORT")] = str(PORT),
     once: bool = False,
     browser: bool = False,
     per_rank: Path | None = None,

@@ -33,7 +33,7 @@ _WIDTHS = (-9, 46, -10, -10, 46, -10)
 def tune(
     *,
     n: Annotated[str, Parameter(name=["-n", "--ranks"], metavar="N")] = "4",
-    per_host: str = "",
+    per_host: Annotated[str, Parameter(metavar="N")] = "",
     quick: bool = False,
     collective: str = "",
     dtype: Annotated[str, Parameter(name=["-d", "--datatype"])] = "float32",
