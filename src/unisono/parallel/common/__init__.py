@@ -9,6 +9,7 @@ local_shard    the elements of a parameter that a rank has, and the full state
 flat           many tensors in one; buffers in shared memory
 module_state   the same parameters on all ranks at the start
 functions      collectives with gradients
+opaque         what torch.compile does not look into
 clipping       the norm of the whole model's gradients
 scaling        gradient scalers that skip a step on all ranks or on none
 optimizers     which optimizers a strategy can wrap

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from unisono.parallel.common.opaque import opaque
 from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
 
@@ -229,6 +230,7 @@ def exchange(
     return _applied(_Exchange, x, comm, list(sent), list(received), options)
 
 
+@opaque
 def _applied(function: type[Function], *args: Any) -> Tensor:
     made: Tensor = function.apply(*args)
     return made

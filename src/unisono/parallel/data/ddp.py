@@ -34,6 +34,7 @@ from unisono.parallel.common.module_state import (
     sync_module_state,
     trainable_parameters,
 )
+from unisono.parallel.common.opaque import opaque
 from unisono.parallel.common.placement import is_sharded, refuse_unaveraged
 from unisono.parallel.data.buckets import MIB, Bucket, Buckets, fill_buckets
 from unisono.parallel.data.compression import BucketCodec, Compression
@@ -105,16 +106,25 @@ class DDP(nn.Module):
     def forward(self, *args: Any, **options: Any) -> Any:
         """The module's own forward pass, with preparations for backward."""
         training = torch.is_grad_enabled()
-        active = [True] * self.comm.world_size
-        if self._join is not None and training:
-            active = self._join.exchange(True, self._buckets.sync)[0]
-        if training and self._synced:
-            self._prepare(active)
+        if training:
+            self._begin_forward()
         output = self.module(*args, **options)
         if training:
-            self._synced = self._buckets.sync
-            self._buckets.watch(output)
+            self._end_forward(output)
         return output
+
+    @opaque
+    def _begin_forward(self) -> None:
+        active = [True] * self.comm.world_size
+        if self._join is not None:
+            active = self._join.exchange(True, self._buckets.sync)[0]
+        if self._synced:
+            self._prepare(active)
+
+    @opaque
+    def _end_forward(self, output: Any) -> None:
+        self._synced = self._buckets.sync
+        self._buckets.watch(output)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -41,6 +41,7 @@ from torch.nn import functional
 from unisono.errors import BadArgument
 from unisono.parallel.common import functions
 from unisono.parallel.common.agreement import check_same, fail_together, setup_together
+from unisono.parallel.common.opaque import opaque
 from unisono.parallel.common.shard_math import divide_evenly
 from unisono.parallel.model.context_shards import blocks, token_order
 from unisono.runtime.communicator import Communicator
@@ -48,6 +49,7 @@ from unisono.runtime.communicator import Communicator
 # --- the ring
 
 
+@opaque
 def ring_attention(
     q: Tensor,
     k: Tensor,
@@ -233,6 +235,7 @@ class _KeyValueRing:
 # --- all-to-all
 
 
+@opaque
 def all_to_all_attention(
     q: Tensor,
     k: Tensor,

@@ -15,9 +15,6 @@ while the batch is loaded. A unit's gradients are reduce-scattered when all are 
 
     memory per rank   (parameters + gradients + optimizer state) / n, and two units
     sent per step     3(n-1)/n of the parameters: gathered twice, reduced once
-
-Why not all_reduce, as in DDP? It is a reduce_scatter and an all_gather, and a rank that
-steps only its shard needs the second half for parameters, not for gradients.
 """
 
 from __future__ import annotations
@@ -38,6 +35,7 @@ from unisono.parallel.common.clipping import clip_grad_norm_
 from unisono.parallel.common.flat import BufferPool, needs_grad
 from unisono.parallel.common.local_shard import LocalShard
 from unisono.parallel.common.marking import forbid_assign
+from unisono.parallel.common.opaque import opaque
 from unisono.parallel.sharded.fsdp_policy import UnitPolicy, agree_on_units
 from unisono.parallel.sharded.fsdp_prefetch import (
     EarlyUnits,
@@ -105,8 +103,7 @@ class FSDP(FullState):
         )
         self._units = {part: FSDPUnit(name, m, options) for part, name, m in specs}
         self._reshards, self._prefetches = reshard_after_forward, bool(prefetch)
-        self._early = EarlyUnits()
-        self._sync = True
+        self._early, self._sync = EarlyUnits(), True
         self._calls, self._versions = 0, ShardVersions()
         self._order = {"forward": UnitOrder(), "backward": UnitOrder()}
         self._backward = False
@@ -139,9 +136,9 @@ class FSDP(FullState):
         Call it after the optimizer's step, before the next batch is loaded. If shards
         change afterwards, forward gathers them again.
         """
-        order = self._order["forward"].expected(2 if self._prefetches else 1)
+        first = self._order["forward"].expected(2 if self._prefetches else 1)
         self._calls += 1  # labels are those of the coming pass
-        for unit in order or self.units[:1]:
+        for unit in first or self.units[:1]:
             if not self._early.valid(unit):
                 unit.reshard()
                 if unit is self.units[0]:
@@ -191,6 +188,7 @@ class FSDP(FullState):
     def _label(self, what: str) -> str:
         return f"{what}, {('even', 'odd')[self._calls % 2]} step"
 
+    @opaque
     def _begin_forward(self, module: nn.Module, args: Any) -> None:
         if self._recomputing():
             return
@@ -208,6 +206,7 @@ class FSDP(FullState):
         """Whether this is forward within backward, for activation checkpointing."""
         return self._backward and torch._C._current_graph_task_id() != -1
 
+    @opaque
     def _before_unit(self, unit: FSDPUnit, args: Any, options: Any) -> Any:
         """Before a unit's forward pass: gather it, and prefetch the next one."""
         self._gather(unit, "backward" if self._recomputing() else "forward")
@@ -219,6 +218,7 @@ class FSDP(FullState):
                 register_multi_grad_hook(inputs, lambda _: self._unit_done(unit))
         return args, options
 
+    @opaque
     def _after_unit(self, unit: FSDPUnit, output: Any) -> None:
         """After a unit's forward pass: free it, unless backward needs it now."""
         if unit.in_backward:
@@ -280,10 +280,10 @@ class FSDP(FullState):
             unit.reshard()
 
     def _finish_oldest(self) -> bool:
-        if self._in_flight:
-            self._in_flight.popleft().finish_reduce(self._pool)
-            return True
-        return False
+        if not self._in_flight:
+            return False
+        self._in_flight.popleft().finish_reduce(self._pool)
+        return True
 
     def _end_backward(self) -> None:
         """Backward is over: reduce what is left, wait for all, free everything."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from unisono.parallel.common.flat import BufferPool, shared_zeros, views
 from unisono.parallel.common.local_shard import LocalShard
 from unisono.parallel.common.marking import mark_sharded
+from unisono.parallel.common.opaque import opaque
 from unisono.parallel.common.shard_math import (
     overlap_sizes,
     shard_bounds,
@@ -67,7 +68,11 @@ class ZeroBuckets:
         )
         largest = max((b.count * b.dtype.itemsize for b in buckets), default=0)
         self._pool = BufferPool(comm, largest, self._finish_oldest, size=2)
-        module.register_forward_hook(lambda _, args, out: self.buckets.watch(out))
+        module.register_forward_hook(self._watch)
+
+    @opaque
+    def _watch(self, module: nn.Module, args: object, output: object) -> None:
+        self.buckets.watch(output)
 
     def _flatten(self, bucket: Bucket) -> None:
         """Move parameters into one flat tensor, and make this rank's local shards."""
