@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto nvrtc
-.PHONY: gpu-test stubs wheels sanitize sanitize-address sanitize-thread campaign soak
+.PHONY: gpu-test stubs wheels sanitize sanitize-address sanitize-thread campaign soak clients
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -121,6 +121,24 @@ torch-suite: $(VENV)/.test
 	  for n in 2 3 4 8; do $(BIN)/python tests/interop/torch_suite.py -n $$n; done; \
 	  $(BIN)/python tests/interop/torch_suite.py -n 3 --as-gpu; done
 
+# Frameworks and other people's programs on gloo and on ours, and the table of both in
+# docs/pytorch.md; ONLY=Lightning runs some, and writes nothing.
+clients: .venv-clients/.ready
+	@.venv-clients/bin/python tests/clients $(if $(ONLY),--only "$(ONLY)",--write)
+
+# In an environment of their own, for some want other versions of what we use; the rest
+# they find in $(VENV), with us. DeepSpeed is built with the torch that is there.
+.venv-clients/.ready: $(VENV)/.test pyproject.toml
+	@echo "setting up $(@D) (once)"
+	@$(PYTHON) -m venv --without-pip $(@D)
+	@ours=$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
+	  && echo "import site; site.addsitedir('$$ours')" \
+	  > $$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/packages.pth
+	@$(BIN)/python tools/requirements.py clients > $(@D)/clients.txt
+	@DS_BUILD_OPS=0 DS_ACCELERATOR=cpu $(@D)/bin/python -m pip --disable-pip-version-check -qq \
+	  install --no-compile --no-build-isolation -r $(@D)/clients.txt
+	@touch $@
+
 # Perfetto's trace processor, which its package fetches (16 MB, once), and our traces
 # in it; without it those tests are skipped.
 perfetto: $(VENV)/.test
@@ -226,4 +244,5 @@ $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .venv-asan .venv-tsan .venv-arm .venv-openmpi .venv-mpich build dist site
+	rm -rf $(VENV) .venv-asan .venv-tsan .venv-arm .venv-openmpi .venv-mpich \
+	  .venv-clients build dist site

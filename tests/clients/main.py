@@ -1,0 +1,162 @@
+"""Runs each client on gloo and on unisono, and writes a table of both.
+
+Scripts of the documentation name unisono; for gloo that word is changed. The others ask
+for gloo or for nothing, and get unisono by UNISONO_TORCH_REPLACES.
+"""
+
+import argparse
+import importlib.util
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from clients.runs import clients
+from clients.snippets import PAGE
+
+BUILD = Path(__file__).parents[2] / "build" / "clients"
+BEGIN, END = "<!-- clients: begin -->\n", "<!-- clients: end -->\n"
+RESULTS = ("result", "loss", "weights")
+HANGS = "has not ended\n"
+LINES = 40  # of what a client wrote, if it failed
+TOLERANCE = 1e-4  # of float32 that was summed in another order
+
+
+@dataclass
+class Outcome:
+    ok: bool
+    seconds: float
+    numbers: list[float]
+    text: str
+
+    def __str__(self):
+        if self.text.endswith(HANGS):
+            return "hangs"
+        return f"{self.seconds:.0f} s" if self.ok else "fails"
+
+
+def main():
+    options = arguments()
+    BUILD.mkdir(parents=True, exist_ok=True)
+    rows, bad = [], []
+    for client in clients():
+        if options.only and options.only not in client.name:
+            continue
+        if lacking := [n for n in client.needs if not importlib.util.find_spec(n)]:
+            print(f"{client.name}: not run, {', '.join(lacking)} is not installed")
+            continue
+        ends = {b: run(client, b, options.limit) for b in ("gloo", "unisono")}
+        same = agree(ends["gloo"], ends["unisono"])
+        row = f"| {client.name} | {ends['gloo']} | {ends['unisono']} | {same} |"
+        print(row, flush=True)
+        rows.append(row)
+        if not ends["unisono"].ok or same == "no":
+            bad.append(client.name)
+            print("\n".join(ends["unisono"].text.splitlines()[-LINES:]), flush=True)
+    if options.write:
+        write(rows)
+    print(f"{len(rows)} clients, {len(bad)} failed" + "".join(f"; {n}" for n in bad))
+    return bool(bad)
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="those whose name has this in it")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds for each")
+    parser.add_argument("--write", action="store_true", help=f"the table into {PAGE}")
+    return parser.parse_args()
+
+
+def run(client, backend, limit_s):
+    """All commands of one client in a folder of its own."""
+    begun, output = time.monotonic(), ""
+    with tempfile.TemporaryDirectory(dir=BUILD) as folder:
+        for file, code in client.files:
+            text = code.replace('"unisono"', f'"{backend}"')
+            (Path(folder) / file).write_text(text)
+        for command in client.commands:
+            status, written = execute(command, folder, environment(backend), limit_s)
+            output += written
+            if status != 0:
+                break
+    found = [line.split()[1:] for line in output.splitlines() if is_result(line)]
+    numbers = [float(word) for words in found for word in words]
+    return Outcome(status == 0, time.monotonic() - begun, numbers, output)
+
+
+def execute(command, folder, env, limit_s):
+    """Its status and what it wrote; who hangs is ended with all that it started."""
+    words = shlex.split(command)
+    starts = {
+        "python": [sys.executable],
+        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+    }
+    words[:1] = starts[words[0]]
+    with tempfile.TemporaryFile("w+") as file:
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=env,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            status = process.wait()
+            file.seek(0, os.SEEK_END)
+            file.write(f"\nafter {limit_s:g} s it {HANGS}")
+        file.seek(0)
+        return status, file.read()
+
+
+def environment(backend):
+    """Nothing is fetched, nothing is left in the user's home, all is on loopback."""
+    env = os.environ | {
+        "HOME": str(BUILD / "home"),
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "HF_HUB_OFFLINE": "1",
+        "ACCELERATE_USE_CPU": "true",
+        "DS_ACCELERATOR": "cpu",
+        "TORCH_EXTENSIONS_DIR": str(BUILD / "extensions"),
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
+        "PYTHONWARNINGS": "ignore",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    (BUILD / "home").mkdir(exist_ok=True)
+    env.pop("UNISONO_TORCH_REPLACES", None)
+    if backend == "unisono":
+        env["UNISONO_TORCH_REPLACES"] = "gloo"
+    return env
+
+
+def is_result(line):
+    return line.startswith(tuple(f"{word} " for word in RESULTS))
+
+
+def agree(one, other):
+    """Whether both have printed the same numbers; a dash if they print none."""
+    if not one.ok or not other.ok or not (one.numbers or other.numbers):
+        return "–"
+    pairs = zip(one.numbers, other.numbers, strict=False)
+    close = all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in pairs)
+    return "yes" if close and len(one.numbers) == len(other.numbers) else "no"
+
+
+def write(rows):
+    """The table in the place of the one before."""
+    text = PAGE.read_text()
+    head = text[: text.index(BEGIN) + len(BEGIN)]
+    tail = text[text.index(END) :]
+    title = "| client | gloo | unisono | same result |\n|---|---|---|---|\n"
+    PAGE.write_text(head + title + "".join(f"{row}\n" for row in rows) + tail)
