@@ -96,7 +96,7 @@ def test_ring_has_its_captions():
         ("barrier", "dissemination", 5, "sends a sign to the next rank"),
         ("all_reduce", "parameter_server", 4, "which adds them to its own"),
         ("reduce", "tree", 6, "rank 3 to rank 2, rank 5 to rank 4; each adds it"),
-        ("all_reduce", "hierarchical", 8, "In 3 rings at once (0→1→2→0, ...) every"),
+        ("all_reduce", "hierarchical", 9, "In 3 rings at once (0→1→2→0, ...) every"),
         ("all_to_all", "direct", 4, "to every other rank; each keeps a copy: done"),
     ],
 )
