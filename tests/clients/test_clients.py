@@ -76,7 +76,7 @@ def test_client_that_fails_or_hangs_is_said_to(tmp_path, monkeypatch):
     hangs = ("it.py", "import time\ntime.sleep(600)")
     end = run(Client("one", (), ("python it.py",), (hangs,)), "gloo", 0.2)
     assert str(end) == "hangs"
-    assert "after 0.2 s it has not ended" in end.text
+    assert not end.ok
 
 
 @pytest.mark.parametrize(
@@ -84,9 +84,9 @@ def test_client_that_fails_or_hangs_is_said_to(tmp_path, monkeypatch):
     [([1.00001, 2.0], "yes"), ([1.1, 2.0], "no"), ([1.0], "no"), ([], "no")],
 )
 def test_results_are_compared_by_value(ours, same):
-    theirs = Outcome(True, 1.0, [1.0, 2.0], "")
-    assert agree(theirs, Outcome(True, 1.0, ours, "")) == same
-    assert agree(theirs, Outcome(False, 1.0, ours, "")) == "–"
+    theirs = Outcome(0, 1.0, [1.0, 2.0], "")
+    assert agree(theirs, Outcome(0, 1.0, ours, "")) == same
+    assert agree(theirs, Outcome(1, 1.0, ours, "")) == "–"
 
 
 def test_table_takes_the_place_of_the_one_before(tmp_path, monkeypatch):
