@@ -356,8 +356,10 @@ def test_old_plans_have_short_names(monkeypatch):
     def run(comm):
         comm.all_reduce(np.ones(3), label=ODD)
         assert comm.records()[-1]["label"] == ODD
-        comm.all_reduce(np.ones(4))
-        return comm.records()[-2]
+        comm.all_reduce(np.ones(4))  # its names are whole in its note
+        assert comm.records()[-2]["label"] == ODD
+        comm.all_reduce(np.ones(5), label=ODD)
+        return comm.records()[-3]
 
     with world(1) as w:
         (record,) = w.run(run)

@@ -20,7 +20,7 @@ SHAPE_BYTES = 40
 """The most bytes that these take of a note; the algorithm has the rest."""
 
 MAX_FULL_NAMES = 1 << 14
-"""Full names are kept for this many plans; older ones are as in their notes."""
+"""Names that a note cuts are kept in full for this many plans."""
 
 _CUT = ".."
 _SHORT = min(LABEL_BYTES, CODEC_BYTES, SHAPE_BYTES)
@@ -63,7 +63,7 @@ _LOCK = Lock()
 
 
 def remember(fingerprint: int, names: CallNames) -> None:
-    """Keep the full names of calls with this fingerprint."""
+    """Keep the full names of calls with this fingerprint, which a note has cut."""
     with _LOCK:  # ranks may be threads
         _FULL_NAMES[fingerprint] = names
         _FULL_NAMES.move_to_end(fingerprint)

@@ -241,7 +241,9 @@ def common_fields(kind: CallKind, n: int, rank: int, sizes: Ints) -> dict[str, A
     input_at, output_at = offsets(contract, sizes)
     input_count, output_count = held(contract, sizes, rank)
     fingerprint, names = kind.fingerprint(found.content), kind.names()
-    remember(fingerprint, names)
+    texts = in_short(names)
+    if texts != list(names):
+        remember(fingerprint, names)
     return {
         "input_at": input_at,
         "output_at": output_at,
@@ -256,7 +258,7 @@ def common_fields(kind: CallKind, n: int, rank: int, sizes: Ints) -> dict[str, A
         "root": kind.root,
         "count": int(sizes.sum()),
         "content": found.content,
-        "texts": in_short(names),
+        "texts": texts,
     }
 
 
