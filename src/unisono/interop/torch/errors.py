@@ -70,7 +70,7 @@ def original(error: BaseException) -> BaseException:
         return error
     text = str(error)
     for given in reversed(_given):
-        if str(given) in text:
+        if (told := str(given)) and told in text:
             return _copy(given)
     return error
 
