@@ -207,9 +207,9 @@ def kept(rank):
         dist.all_reduce(on_gpu(1))
         if rank.number == 1:
             rank.until("dropped", 0)
-            dist.all_reduce(torch.ones(100).as_subclass(fake_cuda.FakeTensor))
-            dist.all_reduce(torch.ones(100).as_subclass(fake_cuda.FakeTensor))
-            dist.all_reduce(torch.ones(100).as_subclass(fake_cuda.FakeTensor))
+            dist.all_reduce(fake_cuda.tensor(torch.ones(100)))
+            dist.all_reduce(fake_cuda.tensor(torch.ones(100)))
+            dist.all_reduce(fake_cuda.tensor(torch.ones(100)))
             return
         x = fake_cuda.tensor(torch.ones(100))
         gone = weakref.ref(x)
