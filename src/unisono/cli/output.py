@@ -86,14 +86,19 @@ def print_json(thing: object) -> None:
     sys.stdout.write(msgspec.json.encode(thing).decode() + "\n")
 
 
-def refuse_unwritable(*paths: Path | None) -> None:
-    """Refuse files that cannot be written, before the work whose result they get."""
+def refuse_unwritable(*paths: Path | None, makes_folders: bool = False) -> None:
+    """Refuse files that cannot be written, before the work whose result they get.
+
+    `makes_folders`: whoever writes them makes the folders that are missing.
+    """
     for path in paths:
         if path is None:
             continue
         if path.is_dir():
             raise BadArgument(f"{path}: this is a folder; name a file in it")
         folder = path.parent
+        if makes_folders:
+            folder = next(one for one in path.absolute().parents if one.exists())
         if not folder.is_dir():
             raise BadArgument(f"{path}: there is no folder {folder}; make it first")
         if not os.access(path if path.exists() else folder, os.W_OK):

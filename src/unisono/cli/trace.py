@@ -64,7 +64,7 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         return 0
     ours, theirs = _split(words)
     output = Path(ours.get("-o") or ours.get("--output") or "run.pt.trace.json.gz")
-    _refuse_unwritable(output)
+    refuse_unwritable(output, makes_folders=True)
     keep = ours.get("--keep")
     folder = Path(keep or tempfile.mkdtemp(prefix="unisono-trace-"))
     try:
@@ -111,12 +111,6 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         else:
             raise BadArgument(f"trace run {word}: expected a path after it")
     return ours, [*theirs, *left]
-
-
-def _refuse_unwritable(output: Path) -> None:
-    """Refuse a file before the run that it is to describe; its folder may be made."""
-    folder = next(one for one in output.absolute().parents if one.exists())
-    refuse_unwritable(output if folder == output.absolute().parent else folder / "x")
 
 
 def _write(doc: document.Document, output: Path) -> None:

@@ -81,10 +81,13 @@ class CallOptions(_OptionFields):
 
         def __new__(cls, *values: Any, **how: Any) -> CallOptions:
             """Name the option that is meant by one that does not exist."""
-            for name in how:
-                if name not in cls._fields:
-                    raise unknown_option(name, _MEANINGS, _ELSEWHERE)
-            return super().__new__(cls, *values, **how)
+            try:
+                return super().__new__(cls, *values, **how)
+            except TypeError:
+                for name in how:
+                    if name not in cls._fields:
+                        raise unknown_option(name, _MEANINGS, _ELSEWHERE) from None
+                raise
 
     def refuse_stream(self, where: str) -> None:
         """Raise BadArgument if a stream is given for arrays of the host."""

@@ -20,7 +20,7 @@ from unisono.errors import (
     UnisonoError,
 )
 from unisono.runtime.call.notes import Note, shape_text
-from unisono.runtime.observe.recorder import FLIGHT_DIR, MONITOR
+from unisono.runtime.observe.recorder import FLIGHT_DIR, is_monitored
 from unisono.runtime.plan.plans import CODES
 from unisono.schedule.collective import REDUCING, ROOTED
 from unisono.transports.session import Peer
@@ -253,18 +253,14 @@ def _note_of(comm: Comm, rank: int, seq: int) -> NativeNote | None:
 
 def late_hint() -> str:
     """What the warning of a late rank ends with."""
-    return f"; see unisono trace why {os.getpid()}" if _is_monitored() else ""
-
-
-def _is_monitored() -> bool:
-    return os.environ.get(MONITOR, "0") not in ("", "0")
+    return f"; see unisono trace why {os.getpid()}" if is_monitored() else ""
 
 
 def _who_knows_more() -> str:
     """What to run to see why a rank is late."""
     if folder := os.environ.get(FLIGHT_DIR):
         return f" (unisono trace why {folder} names the cause)"
-    if _is_monitored():
+    if is_monitored():
         return f" (while ranks run, unisono trace why {os.getpid()} names the cause)"
     return f" ({FLIGHT_DIR}=folder keeps records for unisono trace why)"
 

@@ -37,13 +37,12 @@ from unisono.runtime.observe.failures import (
     FailureCode,
     describe,
 )
-from unisono.runtime.observe.recorder import MONITOR
+from unisono.runtime.observe.recorder import MONITOR, OLD_MONITOR
 from unisono.runtime.observe.subject import ObservedCore
 from unisono.runtime.observe.traffic import TrafficCounter
 from unisono.transports.session import Logbook, Session
 from unisono.transports.unix import credentials, readable
 
-_OLD_VARIABLE = "UNISONO_WATCH"
 PREFIX = "unisono-monitor-"
 _CHECK_S = 0.2
 _ANSWER_S = 5.0
@@ -245,11 +244,9 @@ def _progress_on_device(core: ObservedCore, last: dict[str, Any]) -> dict[str, A
 
 def is_requested() -> bool:
     """Whether a variable asks for the monitor; the old one counts, and warns."""
-    value = os.environ.get(MONITOR, "0")
-    if _OLD_VARIABLE in os.environ:
-        warn_renamed(_OLD_VARIABLE, MONITOR)
-        value = os.environ[_OLD_VARIABLE]
-    return value not in ("", "0")
+    if OLD_MONITOR in os.environ:
+        warn_renamed(OLD_MONITOR, MONITOR)
+    return recorder.is_monitored()
 
 
 def begin(session: Session) -> None:

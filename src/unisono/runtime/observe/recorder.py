@@ -31,6 +31,8 @@ from unisono.transports.session import Logbook
 FLIGHT_DIR = "UNISONO_FLIGHT_DIR"
 MONITOR = "UNISONO_MONITOR"
 """`1`: ranks can be asked for their records (`monitor`)."""
+OLD_MONITOR = "UNISONO_WATCH"
+"""Its name before."""
 LEFT, REQUESTED, REMOTE_FAILURE, FAILED = range(4)
 """Why a flight record is written, by severity."""
 
@@ -41,6 +43,12 @@ STATES = ("scheduled", "started", "completed", "failed", "captured")
 _MESSAGES = ("send", "recv")
 _DEEPEST = 64
 _WRITING = threading.Lock()
+
+
+def is_monitored() -> bool:
+    """Whether a variable asks for the monitor; the old one counts, too."""
+    value = os.environ.get(OLD_MONITOR, os.environ.get(MONITOR, "0"))
+    return value not in ("", "0")
 
 
 def records(logbook: Logbook) -> list[dict[str, Any]]:
