@@ -24,11 +24,12 @@ from unisono.cli._nodes import Nodes
 from unisono.cli._spellings import our_spelling, ranks_by_word
 from unisono.cli.output import parse_world, print_json, seconds_of
 from unisono.errors import BadArgument
+from unisono.launch.environment import restart_variables
 from unisono.launch.local import launch
 from unisono.launch.outcome import Outcome
 from unisono.launch.output import RankOutput
 from unisono.launch.remote import launch_on_hosts
-from unisono.launch.restarts import restart_variables, with_restarts
+from unisono.launch.restarts import with_restarts
 from unisono.launch.screen import OutputOptions
 from unisono.runtime.observe.recorder import FLIGHT_DIR, MONITOR
 

@@ -56,8 +56,7 @@ def host_variables(
         **_threads(here.ranks),
         **inherited,
         "MASTER_ADDR": "127.0.0.1",
-        "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_MAX_RESTARTS": "0",
+        **restart_variables(0, 0),
         **given,
         "UNISONO_JOB": job,
     }
@@ -75,6 +74,14 @@ def rank_variables(rank: int, local_rank: int) -> dict[str, str]:
         f"{prefix}{name}": str(value)
         for prefix in ("", "UNISONO_")
         for name, value in (("RANK", rank), ("LOCAL_RANK", local_rank))
+    }
+
+
+def restart_variables(number: int, most: int) -> dict[str, str]:
+    """What programs read to know that they were restarted, as torchrun names it."""
+    return {
+        "TORCHELASTIC_RESTART_COUNT": str(number),
+        "TORCHELASTIC_MAX_RESTARTS": str(most),
     }
 
 

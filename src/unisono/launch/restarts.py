@@ -22,11 +22,3 @@ def with_restarts(
             return outcome, number
         number += 1
         tell(f"{outcome.report()}\nunisono: restart {number} of at most {most}")
-
-
-def restart_variables(number: int, most: int) -> dict[str, str]:
-    """What programs read to know that they were restarted, as torchrun names it."""
-    return {
-        "TORCHELASTIC_RESTART_COUNT": str(number),
-        "TORCHELASTIC_MAX_RESTARTS": str(most),
-    }
