@@ -71,6 +71,21 @@ bool flag(DeviceNumber device, int which) {
   return api().cuDeviceGetAttribute(&value, which, device) == success && value != 0;
 }
 
+// The primary context. Under MPS the processes share the queues of a device: one that comes
+// when none is left gets no context, and the driver calls it a lack of memory.
+Context retained(DeviceNumber number) {
+  refuse_fork();
+  Context context = nullptr;
+  const Result result = api().cuDevicePrimaryCtxRetain(&context, number);
+  if (result == out_of_memory)
+    throw Error(in_words(result, "cuDevicePrimaryCtxRetain") +
+                    "; either the device's memory is taken, or, under MPS, its queues are: "
+                    "then unset CUDA_DEVICE_MAX_CONNECTIONS in every process that uses it",
+                result);
+  check(result, "cuDevicePrimaryCtxRetain");
+  return context;
+}
+
 } // namespace
 
 int Device::count() {
@@ -106,7 +121,7 @@ Device::Device(int ordinal) : Device(ordinal, Empty()) {
   initialize();
   const RelaxedCapture relaxed;
   UNISONO_CUDA(cuDeviceGet, &number_, ordinal);
-  UNISONO_CUDA(cuDevicePrimaryCtxRetain, &context_, number_);
+  context_ = retained(number_);
   char name[256] = {};
   UNISONO_CUDA(cuDeviceGetName, name, sizeof name, number_);
   name_ = name;

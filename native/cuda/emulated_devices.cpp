@@ -269,7 +269,9 @@ Result cuDeviceCanAccessPeer(int *can, DeviceNumber device, DeviceNumber peer) {
 }
 
 Result cuDevicePrimaryCtxRetain(Context *context, DeviceNumber device) {
-  return with_device(device, [&](Entry &, DeviceState &current) -> Result {
+  return with_device(device, [&](Entry &at, DeviceState &current) -> Result {
+    if (at.state.settings.memory == 0)
+      return out_of_memory;
     ++current.retained;
     *context = context_of(device);
     return success;

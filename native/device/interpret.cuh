@@ -32,6 +32,9 @@ struct Movement {
   unsigned char *destinations[most_ranks + 2];
   std::int32_t num_sources, num_destinations;
   std::int64_t bytes, tile; // of the piece, and of one of its tiles
+  // If this block has one tile, of one vector at most for each thread: where it begins and
+  // ends. Otherwise both are 0.
+  std::int64_t begin, end;
   std::uint32_t divisor;
   std::int32_t is_awaited; // by other ranks: what it writes is published
 };
@@ -411,8 +414,20 @@ private:
     movement.num_destinations = num_destinations(action);
     movement.bytes = bytes(left < program.piece ? left : program.piece);
     movement.tile = bytes(program.tile);
+    cut_small(movement);
     movement.is_awaited = action.is_awaited && number + 1 < program.num_actions;
     movement.divisor = action.completes ? call_.divisor : 1;
+  }
+
+  // What there is to do at once takes longer to find out than to do.
+  UNISONO_DEVICE void cut_small(Movement &m) const {
+    constexpr std::int64_t vector = sizeof(Vector);
+    const bool is_small = m.tile <= target_.threads() * vector &&
+                          m.bytes <= target_.blocks() * m.tile && m.bytes % vector == 0 &&
+                          m.tile % vector == 0;
+    const std::int64_t end = (target_.block() + 1) * m.tile;
+    m.begin = is_small ? end - m.tile : 0;
+    m.end = !is_small ? 0 : end < m.bytes ? end : m.bytes;
   }
 
   UNISONO_DEVICE std::int64_t bytes(std::int64_t elements) const {

@@ -119,6 +119,17 @@ UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t be
   }
 }
 
+// The same for a block that has one vector at most for each thread; false if it has more.
+template <class Pack, class Target>
+UNISONO_DEVICE bool run_small(const Target &target, const Movement &m) {
+  if (m.end == 0)
+    return false;
+  const std::int64_t at = m.begin + target.thread() * Pack::bytes;
+  if (at < m.end)
+    run_pack<Pack, Target>(m, at);
+  return true;
+}
+
 // Bytes that are copied as a Unit.
 template <class Of> struct Copied {
   using Unit = Of;
@@ -186,6 +197,8 @@ struct Copy {
       return; // in place
     std::int64_t done = 0;
     if (misaligned == 0) {
+      if (run_small<Copied<Vector>>(target, m))
+        return;
       run<Copied<Vector>, packs>(target, m, 0);
       done = whole<Copied<Vector>>(m);
     } else if (misaligned % 4 == 0) {
@@ -218,6 +231,8 @@ template <class Type, class Operation> struct Reduce {
     constexpr int packs = Pack<Vector>::registers > 8 ? 1 : registers / Pack<Vector>::registers;
     std::int64_t done = 0;
     if (misaligned == 0) {
+      if (run_small<Pack<Vector>>(target, m))
+        return;
       run<Pack<Vector>, packs>(target, m, 0);
       done = whole<Pack<Vector>>(m);
     }

@@ -291,6 +291,21 @@ def test_memory_is_limited():
     assert said.split() == [str(4 << 20), "2", "0", "2", "2"]
 
 
+def test_context_that_cannot_be_had_is_explained():
+    said = alone(
+        """
+        from unisono import _native
+        try:
+            _native.CudaStream(0)
+        except _native.CudaError as error:
+            print(error)
+        """,
+        UNISONO_EMULATED_MEMORY="0",
+    )
+    assert "cuDevicePrimaryCtxRetain: CUDA_ERROR_OUT_OF_MEMORY (2)" in said
+    assert "unset CUDA_DEVICE_MAX_CONNECTIONS" in said
+
+
 def test_pinned_memory_has_one_address(driver):
     host = cuda.allocate_host(4096)
     got = cuda.value(

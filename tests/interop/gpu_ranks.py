@@ -23,6 +23,13 @@ def gpu_group(rank, backend="unisono", adapter="python", **options):
 
 
 def connect():
-    """The first call on a device connects all ranks: on the host, which waits."""
-    dist.all_reduce(torch.ones(1, device="cuda"))
+    """What hosts wait for happens now, and not when a test has a call in flight.
+
+    The first call on a device connects all ranks. To load one of torch's own kernels,
+    CUDA waits for those that run, so those that tests use are loaded.
+    """
+    x = torch.ones(1000, device="cuda")
+    dist.all_reduce(x)
+    x += 1
+    assert (x * 2).unique().tolist() == [2 * (n + 1)]
     torch.cuda.synchronize()

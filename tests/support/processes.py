@@ -12,8 +12,12 @@ import os
 from multiprocessing import forkserver
 
 import unisono
+from unisono import cuda_queues
 
 PRELOADED = ["numpy", "pytest", "unisono.runtime.world.init", "unisono.testing"]
+
+OF_ALL = {"UNISONO_TUNED", "UNISONO_GPU_TESTS"}
+"""Set for all tests, and read where modules are imported."""
 
 
 def on_processes(function, n, args=(), **options):
@@ -31,17 +35,21 @@ def _our_variables():
 
 
 def _start_server(variables):
-    """Start it, if it does not run, without what one test has set."""
+    """Start it, if it does not run, without what one test has set.
+
+    Nor with the queues of ranks that are threads: under MPS processes share them.
+    """
     multiprocessing.set_forkserver_preload(PRELOADED)
-    tuned = variables.get("UNISONO_TUNED")  # set for all tests
-    for name in variables:
+    without = dict(variables)
+    if cuda_queues.VARIABLE in os.environ:
+        without[cuda_queues.VARIABLE] = os.environ[cuda_queues.VARIABLE]
+    for name in without:
         del os.environ[name]
     try:
-        if tuned is not None:
-            os.environ["UNISONO_TUNED"] = tuned
+        os.environ.update({name: variables[name] for name in OF_ALL & set(variables)})
         forkserver.ensure_running()
     finally:
-        os.environ.update(variables)
+        os.environ.update(without)
 
 
 def _with_variables(comm, function, variables, *args):

@@ -23,6 +23,14 @@ Tensors flat(const Lists &lists) {
   return all;
 }
 
+// torch has a type of its own for it since 2.12 or 2.13.
+template <class Types> constexpr Types coalesced_reduce_scatter() {
+  if constexpr (requires { Types::REDUCE_SCATTER_TENSOR_COALESCED; })
+    return Types::REDUCE_SCATTER_TENSOR_COALESCED;
+  else
+    return Types::REDUCE_SCATTER;
+}
+
 class UnisonoBackend : public c10d::Backend {
 public:
   UnisonoBackend(py::object calls, int rank, int size, std::chrono::milliseconds timeout)
@@ -104,7 +112,7 @@ public:
   }
   WorkPtr reduce_scatter_tensor_coalesced(Tensors &y, Tensors &x,
                                           const c10d::ReduceScatterOptions &opts) override {
-    return call({OpType::REDUCE_SCATTER_TENSOR_COALESCED, "unisono:reduce_scatter",
+    return call({coalesced_reduce_scatter<OpType>(), "unisono:reduce_scatter",
                  "reduce_scatter_single_coalesced"},
                 x, y, y, x, opts);
   }

@@ -9,7 +9,7 @@ from unisono import _native, cuda_queues
 from unisono.devices.arrays import DeviceView
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.device.choice import algorithm_on_device
-from unisono.runtime.device.plane import THREADS, WINDOW, DevicePlane
+from unisono.runtime.device.plane import WINDOW, DevicePlane, threads_per_block
 from unisono.runtime.plan.plans import lowered, verified
 from unisono.schedule.collective import Collective
 from unisono.units import format_bytes
@@ -53,7 +53,8 @@ def explain_on_device(
     else:
         facts = plane.facts
         lines.append(
-            f"  kernel     {plane.blocks(nbytes)} blocks of {THREADS} threads; "
+            f"  kernel     {plane.blocks(nbytes)} blocks of "
+            f"{threads_per_block(nbytes)} threads; "
             f"{facts.ranks_per_device} ranks share a device"
         )
         lines += _queues(plane.native.ranks_here())

@@ -44,8 +44,11 @@ from unisono.transports.session import Session
 
 WINDOW = 8 << 20
 """Bytes of half a rank's window in device memory."""
-THREADS = 512
-"""Of a block; the kernel is compiled for so many."""
+THREADS = (8 << 10, 128), (128 << 10, 256), (None, 512)
+"""Of a block, up to so many bytes of the largest buffer: few meet sooner than many.
+
+The kernel is compiled for the last number. It need not be the same on all ranks.
+"""
 BYTES_PER_BLOCK = 16 << 10
 """A call has one block for so many bytes of its largest buffer, up to a limit."""
 BLOCKS = "UNISONO_CUDA_BLOCKS"
@@ -111,6 +114,12 @@ class Prepared(NamedTuple):
     plan: _native.DevicePlan
     kernel: _native.CudaKernel
     blocks: int
+    threads: int
+
+
+def threads_per_block(nbytes: int) -> int:
+    """How many threads a block has in a call of this size."""
+    return next(n for limit, n in THREADS if limit is None or nbytes <= limit)
 
 
 class DevicePlane:
@@ -350,7 +359,7 @@ class DevicePlane:
         kept until it has ended, if they hold bytes. Those of a call that was captured
         are kept by whoever keeps the graph.
         """
-        plan, kernel, blocks = prepared
+        plan, kernel, blocks, threads = prepared
         number = self.native.launch(
             plan,
             kernel,
@@ -360,7 +369,7 @@ class DevicePlane:
             current,
             timeout_ns,
             blocks,
-            THREADS,
+            threads,
             queued,
             held,
         )
@@ -383,10 +392,12 @@ class DevicePlane:
     def prepared(self, call: Call, reduction: Reduction, how: CallOptions) -> Prepared:
         """What such a call runs."""
         op = reduction.op if call.collective in REDUCING else None
+        nbytes = call.total * call.dtype.itemsize
         return Prepared(
             self._plan(call, reduction, how),
             kernel(self.ordinal, call.dtype, op, one_device=self._one_device),
-            self.blocks(call.total * call.dtype.itemsize),
+            self.blocks(nbytes),
+            threads_per_block(nbytes),
         )
 
     def blocks(self, nbytes: int) -> int:
