@@ -3,6 +3,7 @@
     unisono run -n 4 examples/train_gpt.py --strategy zero3
     unisono run -n 4 examples/train_gpt.py --strategy ring --steps 200
     unisono run -n 4 examples/train_gpt.py --strategy ddp --codec topk:0.01
+    unisono run -n 2 examples/train_gpt.py --strategy fsdp --device cuda
 
 It learns the project's own pages (or --text FILE). All strategies train on the same
 batch of 12 sequences in each step and begin with the same weights, so the losses are
@@ -46,7 +47,8 @@ class Embed(nn.Module):
         self.at: Tensor | None = None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        at = torch.arange(tokens.shape[1]) if self.at is None else self.at
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        at = places if self.at is None else self.at
         made: Tensor = self.words(tokens) + self.places(at)
         return made
 
@@ -196,7 +198,7 @@ def tensor(net: nn.Sequential, comm: Communicator, sequence: bool = False) -> St
 
 
 def context(net: nn.Sequential, comm: Communicator, attention: Any) -> Step:
-    at = parallel.positions(LENGTH, comm)
+    at = parallel.positions(LENGTH, comm).to(next(net.parameters()).device)
     for part in net:
         if isinstance(part, Embed):
             part.at = at
@@ -209,7 +211,9 @@ def context(net: nn.Sequential, comm: Communicator, attention: Any) -> Step:
 def experts(net: nn.Sequential, comm: Communicator) -> Step:
     for part in net:
         if isinstance(part, Block):
-            gate, many = nn.Linear(WIDTH, 12), [perceptron() for _ in range(12)]
+            like = part.out.weight  # its device and type
+            gate = nn.Linear(WIDTH, 12).to(like)
+            many = [perceptron().to(like) for _ in range(12)]
             part.mlp = parallel.MoE(gate, many, comm, top_k=2)
     model = parallel.DDP(net, comm)
     return stepping(model, adam(model.parameters()), comm, rows(comm))
@@ -303,11 +307,12 @@ def train(comm: Communicator, net: nn.Sequential, text: Text, args: Any) -> list
     losses: list[float] = []
     begun, waiting.seconds, before = time.perf_counter(), 0.0, comm.sent_bytes
     for number in range(args.steps):
-        losses.append(step(*text.batch(number)))
+        x, y = text.batch(number)
+        losses.append(step(x.to(args.device), y.to(args.device)))
         if comm.rank == 0:
             show(number + 1, args.steps, losses[-1], time.perf_counter() - begun)
     spent = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    peak = peak_memory(args.device) / 2**20
     sent = (comm.sent_bytes - before) / args.steps
     mine = f"peak memory {peak:.0f} MiB, sent {sent:,.0f} bytes"
     mine += f" per step, {waiting.seconds / spent:.0%} of the time in communication"
@@ -315,6 +320,13 @@ def train(comm: Communicator, net: nn.Sequential, text: Text, args: Any) -> list
         if comm.rank == 0:
             print(f"rank {rank}: {line}")
     return losses
+
+
+def peak_memory(device: str) -> int:
+    """Bytes of the process, or of its tensors on the GPU."""
+    if device == "cpu":
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return torch.cuda.max_memory_allocated()
 
 
 def show(step: int, steps: int, loss: float, seconds: float) -> None:
@@ -335,6 +347,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--text", type=Path, help="a file to learn")
     parser.add_argument("--codec", help="what gradients travel as: fp8, topk:0.01, ...")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     args = parser.parse_args()
     if args.codec and args.strategy not in CODED:
         parser.error(f"--codec is for {', '.join(CODED)}, not for {args.strategy}")
@@ -344,7 +357,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     with unisono.init() as comm:
-        train(comm, gpt(text.words), text, args)
+        if args.device == "cuda":  # ranks may share a GPU
+            torch.cuda.set_device(comm.rank % torch.cuda.device_count())
+        train(comm, gpt(text.words).to(args.device), text, args)
 
 
 if __name__ == "__main__":

@@ -127,8 +127,31 @@ def test_what_devices_do_not_support_is_refused(base):
     assert "not supported on CUDA" in call(base, codec="topk:0.1")
     with world(1) as w, pytest.raises(BadArgument, match="scan is not supported"):
         w.run(lambda comm: comm.scan(base))
-    with world(1) as w, pytest.raises(BadArgument, match="send is not supported"):
-        w.run(lambda comm: comm.send(base, 0))
+    foreign = Foreign(base)
+    for method in ("send", "recv"):
+        with world(1) as w, pytest.raises(BadArgument, match="or a copy on the host"):
+            w.run(lambda comm, name: getattr(comm, name)(foreign, 0), method)
+
+
+def sent_around(comm):
+    """To the next rank, when the calls before have ended."""
+    stream = _native.CudaStream(0)
+    x = to_device(np.full(5000, comm.rank + 1.0, np.float32))
+    y = to_device(np.zeros((2500, 2), np.float32))
+    comm.all_reduce(x, stream=stream)
+    others = (comm.rank + 1) % comm.world_size, comm.rank - 1
+    work = comm.recv(y, others[1] % comm.world_size, async_op=True)
+    comm.send(x, others[0])
+    work.wait()
+    comm.all_reduce(y, stream=stream)
+    comm.synchronize(30)
+    return y.numpy()
+
+
+def test_messages_travel_through_the_host(driver):
+    with world(3) as w:
+        for y in w.run(sent_around):
+            assert (y == 18).all()
 
 
 def test_ranks_on_several_hosts_are_refused(base):

@@ -30,7 +30,7 @@ _COPYING = threading.Lock()
 def run(comm, strategy, codec=None):
     with _COPYING:
         net = copy.deepcopy(NET)
-    options = SimpleNamespace(strategy=strategy, steps=STEPS, codec=codec)
+    options = SimpleNamespace(strategy=strategy, steps=STEPS, codec=codec, device="cpu")
     return EXAMPLE.train(comm, net, TEXT, options)
 
 

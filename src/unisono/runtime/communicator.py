@@ -31,7 +31,7 @@ from unisono.deprecation import renamed_method
 from unisono.errors import whole_number
 from unisono.runtime import groups, object_collectives, python_reductions, scans
 from unisono.runtime.call import arguments
-from unisono.runtime.call.buffers import readable
+from unisono.runtime.call.messages import incoming, outgoing
 from unisono.runtime.call.options import CallOptions, Options, with_option_help
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.shared_arrays import shared_array
@@ -313,7 +313,7 @@ class Communicator:
 
         A small message leaves at once; a large one leaves as it is received.
         """
-        source = readable(x, "send")
+        source = outgoing(x, self.synchronize)
         return self.core.transfer("send", source, dst, tag, CallOptions(**how))
 
     def recv(
@@ -328,7 +328,7 @@ class Communicator:
 
         With async_op=True the Work's `source` is the sender.
         """
-        target, finish = arguments.target_of(out, "recv")
+        target, finish = incoming(out, self.synchronize)
         options = CallOptions(**how)
         return self.core.transfer("recv", target, src, tag, options, out, finish)
 

@@ -372,7 +372,6 @@ class Core:
         """Send or receive one message."""
         self.check_usable(name)
         how.refuse_stream(name)
-        Call(name, buffer.count, buffer, buffer, None).refuse_device(name)
         how.refuse_codec(name, "encode the message yourself, with unisono.codecs")
         if peer is not None:
             peer = whole_number("dst" if name == "send" else "src", peer)

@@ -101,7 +101,7 @@ def _checked(name: str, tensor: Tensor) -> Tensor:
         raise BadArgument(
             f"save_checkpoint: {name} is {tensor.dtype}; expected a tensor of numbers"
         )
-    return tensor.detach().contiguous()
+    return tensor.detach().cpu().contiguous()
 
 
 def _without_overlaps(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

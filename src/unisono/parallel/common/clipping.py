@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from unisono.errors import BadArgument
+from unisono.parallel.common.flat import CPU
 from unisono.parallel.common.placement import shard_count, sharded_axes
 from unisono.runtime.communicator import Communicator
 
@@ -65,7 +66,8 @@ def _total(
     """The norm of the whole model's gradients, from each rank's part."""
     grads = [(p, p.grad) for p in params if p.grad is not None and p.grad.numel()]
     largest = norm_type == float("inf")
-    terms = [torch.zeros((), dtype=torch.float64)]
+    device = params[0].device if params else CPU
+    terms = [torch.zeros((), dtype=torch.float64, device=device)]
     for param, grad in grads:
         norm = torch.linalg.vector_norm(grad, norm_type, dtype=torch.float64)
         terms.append(norm if largest else norm.pow(norm_type) * _weight(param, axes))

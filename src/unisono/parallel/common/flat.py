@@ -2,7 +2,8 @@
 
 A collective on a thousand small tensors is a thousand messages; on one flat tensor of
 which they are views it is one message, and nothing is copied for it. Flat tensors are
-in shared memory where the communicator has it, so that other ranks can read them there.
+in shared memory where the communicator has it, so that other ranks can read them there;
+what torch allocates on a GPU, they can map.
 
     params   | weight (3, 2)  | bias (3)|      views
     flat     | . . . . . . . . . |             one dimension, no gaps
@@ -21,14 +22,20 @@ from torch import Tensor
 
 from unisono.runtime.communicator import Communicator
 
+CPU = torch.device("cpu")
+
 
 def needs_grad(x: object) -> bool:
     """Whether it is a tensor that gets a gradient in backward."""
     return isinstance(x, Tensor) and x.requires_grad
 
 
-def shared_zeros(comm: Communicator, count: int, dtype: torch.dtype) -> Tensor:
-    """A flat tensor in shared memory, filled with zeros."""
+def shared_zeros(
+    comm: Communicator, count: int, dtype: torch.dtype, device: torch.device = CPU
+) -> Tensor:
+    """A flat tensor in memory that other ranks can access, filled with zeros."""
+    if device.type != "cpu":
+        return torch.zeros(count, dtype=dtype, device=device)
     raw = torch.from_numpy(comm.empty(count * dtype.itemsize, "uint8"))
     return raw.view(dtype).zero_()
 
@@ -48,14 +55,21 @@ def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 class ReleasableBuffer:
-    """A flat tensor whose memory can be released and used again, at one address.
+    """A flat tensor whose memory can be released and used again, with its views.
 
-    Resizing a storage would leave the memory with malloc, which seldom releases it.
+    On the CPU it keeps its address: resizing a storage would leave the memory with
+    malloc, which seldom releases it. On a GPU torch's allocator has what is released.
     """
 
-    def __init__(self, count: int, dtype: torch.dtype) -> None:
-        """Filled with zeros, as after every `release`."""
-        nbytes = count * dtype.itemsize
+    def __init__(
+        self, count: int, dtype: torch.dtype, device: torch.device = CPU
+    ) -> None:
+        """Its contents are lost with every `release`."""
+        self._nbytes = nbytes = count * dtype.itemsize
+        self._pages: mmap.mmap | None = None
+        if device.type != "cpu":
+            self.tensor = torch.zeros(count, dtype=dtype, device=device)
+            return
         kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         self._pages = mmap.mmap(-1, max(nbytes, 1), flags=kind)
         with contextlib.suppress(AttributeError, OSError):  # it only saves time
@@ -64,8 +78,17 @@ class ReleasableBuffer:
         self.tensor = raw[:nbytes].view(dtype)
 
     def release(self) -> None:
-        """Return the memory to the system; its contents are lost."""
-        self._pages.madvise(mmap.MADV_DONTNEED)
+        """Return the memory; its contents are lost."""
+        if self._pages is None:
+            self.tensor.untyped_storage().resize_(0)
+        else:
+            self._pages.madvise(mmap.MADV_DONTNEED)
+
+    def claim(self) -> None:
+        """Have the memory again, before the tensor is written to."""
+        storage = self.tensor.untyped_storage()
+        if self._pages is None and storage.nbytes() < self._nbytes:
+            storage.resize_(self._nbytes)
 
 
 class BufferPool:
@@ -76,10 +99,16 @@ class BufferPool:
     """
 
     def __init__(
-        self, comm: Communicator, nbytes: int, reclaim: Callable[[], bool], size: int
+        self,
+        comm: Communicator,
+        nbytes: int,
+        reclaim: Callable[[], bool],
+        size: int,
+        device: torch.device,
     ) -> None:
         """Buffers are allocated when they are first needed."""
         self._comm, self._nbytes, self._reclaim = comm, nbytes, reclaim
+        self._device = device
         self._free: list[Tensor] = []
         self._left = size
 
@@ -87,7 +116,8 @@ class BufferPool:
         """A flat tensor; its contents are left from earlier."""
         if not self._free and (self._left > 0 or not self._reclaim()):
             self._left -= 1
-            self._free.append(shared_zeros(self._comm, self._nbytes, torch.uint8))
+            made = shared_zeros(self._comm, self._nbytes, torch.uint8, self._device)
+            self._free.append(made)
         return self._free.pop()[: count * dtype.itemsize].view(dtype)
 
     def release(self, tensor: Tensor) -> None:

@@ -41,16 +41,17 @@ def broadcast_tensors(
 
 
 def _batches(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Small tensors of one type together, and every large one by itself."""
-    pending: dict[torch.dtype, list[Tensor]] = {}
+    """Small tensors of one type and device together, and every large one by itself."""
+    pending: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         if tensor.nbytes >= BROADCAST_BYTES:
             yield [tensor]
             continue
-        batch = pending.setdefault(tensor.dtype, [])
+        kind = tensor.dtype, tensor.device
+        batch = pending.setdefault(kind, [])
         batch.append(tensor)
         if sum(t.nbytes for t in batch) >= BROADCAST_BYTES:
-            yield pending.pop(tensor.dtype)
+            yield pending.pop(kind)
     yield from pending.values()
 
 
@@ -58,10 +59,15 @@ def trainable_parameters(module: nn.Module, where: str) -> NamedParameters:
     """The parameters that get gradients, each once, with their names."""
     named = [(k, p) for k, p in module.named_parameters() if p.requires_grad]
     for name, param in named:
-        if param.device.type != "cpu" or param.layout is not torch.strided:
+        if param.device.type not in ("cpu", "cuda") or param.layout != torch.strided:
             raise BadArgument(
                 f"{where}: {name} is {param.layout} on {param.device}; "
-                "expected a dense tensor on the CPU"
+                "expected a dense tensor on the CPU or on a CUDA device"
+            )
+        if param.device != named[0][1].device:
+            raise BadArgument(
+                f"{where}: {named[0][0]} is on {named[0][1].device} and {name} on "
+                f"{param.device}; move the module to one device"
             )
     return named
 

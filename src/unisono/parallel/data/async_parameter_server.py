@@ -12,7 +12,6 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -91,7 +90,7 @@ class AsyncParameterServer(ServedParameters):
         """Send each server its part of the gradients, and whether more will follow."""
         sent = []
         for server, (begin, end) in enumerate(self.spans):
-            message = torch.empty(end - begin + 1, dtype=self.grads.dtype)
+            message = self.grads.new_empty(end - begin + 1)
             message[:-1] = self.grads[begin:end]
             message[-1] = float(working)
             work = self.comm.send(message, server, tag=_PUSH, async_op=True)
@@ -107,7 +106,7 @@ class AsyncParameterServer(ServedParameters):
             )
         begin, end = self.span
         size = end - begin + 1
-        messages = {w: torch.empty(size, dtype=self.flat.dtype) for w in self.clocks}
+        messages = {w: self.flat.new_empty(size) for w in self.clocks}
         posted = {w: self._post_recv(w, messages[w]) for w in self.clocks}
         waiting: set[int] = set()
         while self.clocks:

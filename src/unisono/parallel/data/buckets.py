@@ -13,7 +13,8 @@ full early waits for those before it.
 
 The strategy decides what to do with a full bucket: DDP all-reduces it, ZeRO
 reduce-scatters it. Hooks run on the thread that calls backward (torch runs the CPU's
-part of a graph there), so ranks may be threads.
+part of a graph there), so ranks may be threads. On a GPU they run on a thread of torch,
+and the collectives are ordered by streams; there ranks are processes.
 """
 
 from __future__ import annotations
@@ -61,6 +62,11 @@ class Bucket:
     def dtype(self) -> torch.dtype:
         """The element type of all of them."""
         return self.params[0].dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of them are."""
+        return self.params[0].device
 
     @property
     def begins(self) -> list[int]:

@@ -31,6 +31,7 @@ from unisono.codecs.options import Scheme, is_scheme, scheme
 from unisono.codecs.powersgd import PowerSGD
 from unisono.codecs.randomk import RandomK
 from unisono.errors import BadArgument
+from unisono.parallel.common.flat import CPU
 from unisono.parallel.common.shard_math import shard_bounds, uneven_counts
 from unisono.parallel.data.buckets import Bucket
 from unisono.runtime.call.work import Work
@@ -87,15 +88,19 @@ class Compression:
         if bucket.number in self._sums:
             stages = self._stages(bucket, mean, True, label)
             return StagedWork(stages, bucket.data, f"all_reduce({label})")
-        work: Work = self.comm.all_reduce(
-            bucket.data,
-            op=op,
-            async_op=True,
-            reproducible=reproducible,
-            label=label,
-            **self._codec_option(bucket),
-        )
-        return work
+
+        def begin(data: Tensor) -> Work:
+            work: Work = self.comm.all_reduce(
+                data,
+                op=op,
+                async_op=True,
+                reproducible=reproducible,
+                label=label,
+                **self._codec_option(bucket),
+            )
+            return work
+
+        return self._begun(bucket, begin, f"all_reduce({label})")
 
     def reduce_scatter(self, bucket: Bucket, *, label: str, reproducible: bool) -> Work:
         """Begin to average a bucket; each rank gets its shard, in place.
@@ -109,18 +114,32 @@ class Compression:
             done = StagedWork(stages, bucket.data, f"reduce_scatter({label})")
             done.wait()
             return done
-        lower, upper = shard_bounds(bucket.count, self.comm)
-        work: Work = self.comm.reduce_scatter(
-            bucket.data,
-            op="mean",
-            out=bucket.data[lower:upper],
-            counts=uneven_counts(bucket.count, self.comm.world_size),
-            async_op=True,
-            reproducible=reproducible,
-            label=label,
-            **self._codec_option(bucket),
-        )
-        return work
+
+        def begin(data: Tensor) -> Work:
+            lower, upper = shard_bounds(bucket.count, self.comm)
+            work: Work = self.comm.reduce_scatter(
+                data,
+                op="mean",
+                out=data[lower:upper],
+                counts=uneven_counts(bucket.count, self.comm.world_size),
+                async_op=True,
+                reproducible=reproducible,
+                label=label,
+                **self._codec_option(bucket),
+            )
+            return work
+
+        return self._begun(bucket, begin, f"reduce_scatter({label})")
+
+    def _begun(
+        self, bucket: Bucket, begin: Callable[[Tensor], Work], call: str
+    ) -> Work:
+        """Begin a call on a bucket; codecs work on the host."""
+        data = bucket.data
+        assert data is not None
+        if data.device == CPU or bucket.number not in self._dense:
+            return begin(data)
+        return StagedWork(_on_host(data, begin), data, call)
 
     def _codec_option(self, bucket: Bucket) -> dict[str, Any]:
         name = self._dense.get(bucket.number)
@@ -129,8 +148,8 @@ class Compression:
     def _stages(self, bucket: Bucket, mean: bool, whole: bool, label: str) -> Stages:
         data, summing = bucket.data, self._sums[bucket.number]
         assert data is not None
-        exact = data.dtype is torch.float32
-        x = data.detach().numpy() if exact else data.detach().float().numpy()
+        exact = data.dtype is torch.float32 and data.device == CPU
+        x = data.detach().to("cpu", torch.float32).numpy()
         yield from summing.reduce(x, whole=whole, label=label)
         if mean:
             x /= x.dtype.type(self.comm.world_size)
@@ -146,6 +165,13 @@ class Compression:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load what this rank has saved; nothing is sent."""
         load_feedback_state(self.comm, self._sums, state)
+
+
+def _on_host(data: Tensor, begin: Callable[[Tensor], Work]) -> Stages:
+    """A call on a copy in the host's memory, which is copied back."""
+    copy = data.detach().cpu()
+    yield begin(copy)
+    data.copy_(copy)
 
 
 def feedback_state(

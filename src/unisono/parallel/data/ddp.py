@@ -90,7 +90,8 @@ class DDP(nn.Module):
         for _, param in named:
             sizes[param.dtype] = sizes.get(param.dtype, 0) + param.numel()
         self._memory = {
-            dtype: shared_zeros(comm, size, dtype) for dtype, size in sizes.items()
+            dtype: shared_zeros(comm, size, dtype, named[0][1].device)
+            for dtype, size in sizes.items()
         }
         buckets = self._attached(first)
         self.compression = Compression(comm, codec, buckets)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import BadArgument
-from unisono.parallel.common.flat import views
+from unisono.parallel.common.flat import CPU, views
 from unisono.parallel.common.marking import forbid_assign
 from unisono.parallel.common.module_state import sync_module_state, trainable_parameters
 from unisono.parallel.common.optimizers import refuse_closure
@@ -90,8 +90,9 @@ class OneBitAdam(Optimizer):
             comm, f"{codec}+feedback", [tuple(p.shape) for p in self._params]
         )
         self.steps = 0
-        self.momentum = torch.zeros(self._sum.count)
-        self.variance = torch.zeros(self._sum.count)
+        self._device = self._params[0].device if self._params else CPU
+        self.momentum = torch.zeros(self._sum.count, device=self._device)
+        self.variance = torch.zeros(self._sum.count, device=self._device)
         self._root: Tensor | None = None
 
     @torch.no_grad()
@@ -118,7 +119,7 @@ class OneBitAdam(Optimizer):
 
     def _gradients(self) -> Tensor:
         """This rank's gradients in one tensor; zeros where there are none."""
-        flat = torch.zeros(self._sum.count)
+        flat = torch.zeros(self._sum.count, device=self._device)
         for param, part in zip(self._params, views(flat, self._params), strict=True):
             if param.grad is not None:
                 part.copy_(param.grad)
@@ -126,8 +127,11 @@ class OneBitAdam(Optimizer):
 
     def _average(self, root: Tensor) -> None:
         """Average the momentum over the ranks, with the codec."""
-        x = self.momentum.numpy()
-        StagedWork(self._sum.reduce(x, label="momentum"), None, "1-bit Adam").wait()
+        x = self.momentum.cpu()  # on the CPU that is the same memory
+        stages = self._sum.reduce(x.numpy(), label="momentum")
+        StagedWork(stages, None, "1-bit Adam").wait()
+        if x is not self.momentum:
+            self.momentum.copy_(x)
         self.momentum /= self.comm.world_size
         self.momentum.masked_fill_(root == 0, 0.0)
 

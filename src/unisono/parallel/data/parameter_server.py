@@ -155,8 +155,9 @@ class ParameterServer(ServedParameters, Optimizer):
         named = [(str(dtype).removeprefix("torch."), shape) for dtype, shape in shapes]
         parts = []
         for i, (dtype, shape) in enumerate(self.comm.broadcast_object(named)):
-            part = torch.empty(shape[0] // n, *shape[1:], dtype=getattr(torch, dtype))
-            whole = batch[i].detach().contiguous() if root else None
+            kind = getattr(torch, dtype)
+            part = self.flat.new_empty((shape[0] // n, *shape[1:]), dtype=kind)
+            whole = batch[i].detach().to(part.device).contiguous() if root else None
             self.comm.scatter(whole, out=part, label=f"batch, tensor {i}")
             parts.append(part)
         return tuple(parts)

@@ -61,10 +61,11 @@ class ServedParameters:
             settings.append(f"{servers} servers")
         sync_module_state(comm, module, where)
         count = sum(param.numel() for param in self.params)
-        self.flat = shared_zeros(comm, count, self.params[0].dtype)
+        kind = self.params[0].dtype, self.params[0].device
+        self.flat = shared_zeros(comm, count, *kind)
         for param, view in zip(self.params, views(self.flat, self.params), strict=True):
             param.data = view.copy_(param.detach())
-        self.grads = shared_zeros(comm, count, self.flat.dtype)
+        self.grads = shared_zeros(comm, count, *kind)
         self._grad_views = views(self.grads, self.params)
         self.clear_grads()
         ends = accumulate(shard_sizes(count, servers), initial=0)

@@ -34,7 +34,8 @@ def shard_sequence(
     x: Tensor, comm: Communicator, *, dim: int = 1, balanced: bool = True
 ) -> Tensor:
     """This rank's tokens of a whole sequence that all have; nothing is sent."""
-    return x.index_select(dim, positions(x.shape[dim], comm, balanced=balanced))
+    mine = positions(x.shape[dim], comm, balanced=balanced)
+    return x.index_select(dim, mine.to(x.device))
 
 
 def whole_sequence(
@@ -42,9 +43,8 @@ def whole_sequence(
 ) -> Tensor:
     """All ranks' tokens in the order of the sequence, replicated on all ranks."""
     whole = functions.gather_from(x, comm, dim, label="whole_sequence")
-    return whole.index_select(
-        dim, token_order(whole.shape[dim], comm.world_size, balanced)
-    )
+    order = token_order(whole.shape[dim], comm.world_size, balanced)
+    return whole.index_select(dim, order.to(x.device))
 
 
 def token_order(length: int, n: int, balanced: bool) -> Tensor:

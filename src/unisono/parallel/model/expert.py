@@ -160,7 +160,8 @@ class MoE(nn.Module):
             even = expert.numel() / self.num_experts
             capacity = ceil(self.capacity_factor * even)
             starts = counts.cumsum(0) - counts
-            rank_in_expert = torch.arange(expert.numel()) - starts[expert[order]]
+            every = torch.arange(expert.numel(), device=expert.device)
+            rank_in_expert = every - starts[expert[order]]
             order = order[rank_in_expert < capacity]
             counts = counts.clamp(max=capacity)
         self.dropped = expert.numel() - order.numel()
@@ -179,7 +180,8 @@ class MoE(nn.Module):
 
     def _run_experts(self, tokens: Tensor, counts: Tensor) -> Tensor:
         """Run each expert on its tokens; input and output are sorted by rank."""
-        numbers = torch.arange(counts.shape[1]).repeat(counts.shape[0])
+        numbers = torch.arange(counts.shape[1], device=counts.device)
+        numbers = numbers.repeat(counts.shape[0])
         by_expert = numbers.repeat_interleave(counts.reshape(-1)).argsort(stable=True)
         parts = tokens[by_expert].split(counts.sum(0).tolist())
         outputs = [run(part) for run, part in zip(self.experts, parts, strict=True)]

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument, unknown, whole_number
 from unisono.parallel.common.agreement import close_on_error, setup_together
+from unisono.parallel.common.flat import CPU
 from unisono.parallel.common.marking import forbid_assign, mark_sharded
 from unisono.parallel.common.module_state import sync_module_state
 from unisono.parallel.common.shard_math import shard_sizes
@@ -85,6 +86,11 @@ class Pipeline(nn.Module):
             x = layer(x)
         return x
 
+    @property
+    def _device(self) -> torch.device:
+        """Where the layers of this stage are."""
+        return next((p.device for p in self.parameters()), CPU)
+
     def whole_state(self) -> dict[str, Tensor]:
         """The state dict of all layers, on every rank; a collective call."""
         mine = {
@@ -97,9 +103,11 @@ class Pipeline(nn.Module):
         for rank, listed in enumerate(self.comm.all_gather_objects(entries)):
             for name, dtype, shape in listed:
                 kind = getattr(torch, dtype.removeprefix("torch."))
-                value = mine[name].clone() if name in mine else torch.empty(0)
-                if rank != self.comm.rank:
-                    value = torch.empty(tuple(shape), dtype=kind)
+                value = (
+                    mine[name].clone()
+                    if rank == self.comm.rank
+                    else torch.empty(tuple(shape), dtype=kind, device=self._device)
+                )
                 whole[name] = self.comm.broadcast(value, root=rank, label=name)
         return whole
 
@@ -112,7 +120,8 @@ class Pipeline(nn.Module):
         targets, a mean over rows); what other ranks pass is ignored. Gradients
         accumulate.
         """
-        run = PipelineStep(self, self.comm, self._microbatches(x, target, loss), loss)
+        parts = self._microbatches(x, target, loss)
+        run = PipelineStep(self, self.comm, parts, loss, self._device)
         table = ORDERS[self.order](
             self.comm.rank, self.comm.world_size, self.microbatches
         )
@@ -151,7 +160,7 @@ class Pipeline(nn.Module):
     ) -> PipelineStep:
         """All micro-batches through this stage."""
         parts = self._microbatches(x, target, loss, predicts)
-        run = PipelineStep(self, self.comm, parts, loss)
+        run = PipelineStep(self, self.comm, parts, loss, self._device)
         with close_on_error(self.comm):
             for number in range(self.microbatches):
                 run.forward(number)

@@ -35,9 +35,11 @@ class PipelineStep:
         comm: Communicator,
         microbatches: MicroBatches,
         loss: Loss | None,
+        device: torch.device,
     ) -> None:
-        """Without a loss, the last stage keeps the outputs."""
+        """Inputs arrive on `device`; without a loss the last stage keeps outputs."""
         self.stage, self.comm, self.loss = stage, comm, loss
+        self.device = device
         self.microbatches = microbatches
         self.rank, self.n = self.comm.rank, self.comm.world_size
         self.total = 0.0
@@ -120,6 +122,6 @@ class PipelineStep:
         header = torch.empty(HEADER, dtype=torch.int64)
         self.comm.recv(header, self.rank - 1, tag=2 * number)
         kind, dims, *shape = header.tolist()
-        x = torch.empty(shape[:dims], dtype=_TYPES[kind])
+        x = torch.empty(shape[:dims], dtype=_TYPES[kind], device=self.device)
         self.comm.recv(x, self.rank - 1, tag=2 * number)
         return x.requires_grad_(x.is_floating_point())

@@ -32,7 +32,7 @@ from torch.utils._pytree import tree_leaves
 
 from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.common.clipping import clip_grad_norm_
-from unisono.parallel.common.flat import BufferPool, needs_grad
+from unisono.parallel.common.flat import CPU, BufferPool, needs_grad
 from unisono.parallel.common.local_shard import LocalShard
 from unisono.parallel.common.marking import forbid_assign
 from unisono.parallel.common.opaque import opaque
@@ -63,9 +63,8 @@ class FSDP(FullState):
     shards and optimizer state keep their own type. `reshard_after_forward=False` keeps
     full parameters for backward: more memory, and only 2(n-1)/n is sent. `param_codec`
     and `reduce_codec`: codecs for gathered parameters and reduced gradients ("fp8", or
-    "fp8@hosts" to encode only between hosts); shards stay exact.
-    `prefetch="early"` calls `unshard` after every step of an optimizer of this model;
-    False gathers each unit only when it is used.
+    "fp8@hosts" to encode only between hosts); shards stay exact. `prefetch="early"`
+    calls `unshard` after every step of an optimizer; False gathers when a unit is used.
     """
 
     def __init__(
@@ -109,7 +108,8 @@ class FSDP(FullState):
         self._backward = False
         self._in_flight: deque[FSDPUnit] = deque()
         largest = max((u.count * u.shard.itemsize for u in self.units), default=0)
-        self._pool = BufferPool(comm, largest, self._finish_oldest, size=2)
+        device = self.units[0].shard.device if self.units else CPU
+        self._pool = BufferPool(comm, largest, self._finish_oldest, 2, device)
         module.register_forward_pre_hook(self._begin_forward)
         for part, unit in self._units.items():
             self._hook(part, unit)

@@ -110,7 +110,7 @@ class FSDPUnit:
     def _make_shards(self, params: list[nn.Parameter]) -> None:
         """This rank's shard of the flat parameter, and local shards as views of it."""
         size = self.upper - self.lower
-        self.shard = shared_zeros(self.comm, size, params[0].dtype)
+        self.shard = shared_zeros(self.comm, size, params[0].dtype, params[0].device)
         self.shard_grad: Tensor | None = None
         self.local_shards: list[LocalShard] = []
         self._spans: list[slice] = []
@@ -136,7 +136,7 @@ class FSDPUnit:
     def _make_full_params(self, params: list[nn.Parameter]) -> None:
         """Full parameters, as views of memory that is released between uses."""
         dtype = self._options.param_dtype or params[0].dtype
-        self._memory = ReleasableBuffer(self.count, dtype)
+        self._memory = ReleasableBuffer(self.count, dtype, params[0].device)
         self.flat_param = self._memory.tensor
         self.full_params = [
             nn.Parameter(view, requires_grad=p.requires_grad)
@@ -159,6 +159,7 @@ class FSDPUnit:
         if self.unsharded:
             return
         self.unsharded = True
+        self._memory.claim()
         self._gathering = self.comm.all_gather(
             self.shard.to(self.flat_param.dtype),
             out=self.flat_param,

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from torch import Tensor, nn
 
-from unisono.parallel.common.flat import BufferPool, shared_zeros, views
+from unisono.parallel.common.flat import CPU, BufferPool, shared_zeros, views
 from unisono.parallel.common.local_shard import LocalShard
 from unisono.parallel.common.marking import mark_sharded
 from unisono.parallel.common.opaque import opaque
@@ -67,7 +67,8 @@ class ZeroBuckets:
             keep_grads=False,
         )
         largest = max((b.count * b.dtype.itemsize for b in buckets), default=0)
-        self._pool = BufferPool(comm, largest, self._finish_oldest, size=2)
+        device = buckets[0].device if buckets else CPU
+        self._pool = BufferPool(comm, largest, self._finish_oldest, 2, device)
         module.register_forward_hook(self._watch)
 
     @opaque
@@ -76,12 +77,13 @@ class ZeroBuckets:
 
     def _flatten(self, bucket: Bucket) -> None:
         """Move parameters into one flat tensor, and make this rank's local shards."""
-        flat = shared_zeros(self.comm, bucket.count, bucket.dtype)
+        kind = bucket.count, bucket.dtype, bucket.device
+        flat = shared_zeros(self.comm, *kind)
         self._flat.append(flat)
         for param, view in zip(bucket.params, views(flat, bucket.params), strict=True):
             param.data = view.copy_(param.detach())
         if self._keep_grads:
-            bucket.attach(shared_zeros(self.comm, bucket.count, bucket.dtype))
+            bucket.attach(shared_zeros(self.comm, *kind))
         lower, upper = shard_bounds(bucket.count, self.comm)
         spans: list[tuple[LocalShard, slice]] = []
         for i, (begin, end) in enumerate(pairwise(bucket.begins)):
