@@ -111,6 +111,7 @@ def on_rank(
         step = example.STRATEGIES[name](copy.deepcopy(net).to(device), group)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
+        group.all_reduce(torch.zeros(1, device=device))  # on a GPU the ranks connect
         losses, times, before = [], [], group.sent_bytes
         for number in range(steps):
             x, y = text.batch(number)

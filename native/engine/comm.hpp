@@ -135,6 +135,7 @@ public:
   const std::vector<std::size_t> &awaited() const { return inline_.late_ranks; }
   // Bytes that this rank has sent in completed calls.
   std::uint64_t sent_bytes() const { return sent_.load(std::memory_order_relaxed); }
+  void count_sent(std::uint64_t bytes) { sent_.fetch_add(bytes, std::memory_order_relaxed); }
   void close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 

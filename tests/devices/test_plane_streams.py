@@ -56,6 +56,23 @@ def test_calls_on_several_streams_keep_their_order():
             assert found == [3 * i + 3 for i in range(30)]
 
 
+def counted(comm):
+    x, stream = np.ones(3000, np.float32), _native.CudaStream(0)
+    comm.all_reduce(to_device(x), stream=stream)  # the ranks connect
+    counts = [comm.sent_bytes]
+    for some in (x, to_device(x)):
+        how = {} if some is x else {"stream": stream}
+        comm.all_reduce(some, algorithm="ring", **how)
+        counts.append(comm.sent_bytes)
+    comm.synchronize(30)
+    return np.diff(counts).tolist()
+
+
+def test_bytes_are_counted_as_on_the_host():
+    with world(3) as w:
+        assert w.run(counted) == [[16_000, 16_000]] * 3
+
+
 def asynchronous(comm):
     stream = _native.CudaStream(0)
     arrays = [to_device(np.full(500, comm.rank + 1.0)) for _ in range(10)]

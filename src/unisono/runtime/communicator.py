@@ -483,7 +483,7 @@ class Communicator:
 
         Counted from the schedules that ran and the sizes they had: what a message on a
         wire would carry, though ranks of one host read each other's memory. Headers
-        and barriers carry nothing.
+        and barriers carry nothing. Calls on CUDA arrays count when they are launched.
         """
         return self.core.native.sent_bytes()
 

@@ -14,6 +14,7 @@ from unisono.runtime.plan.plans import (
     common_fields,
     lowered,
     native_program,
+    sends,
     verified,
 )
 
@@ -42,7 +43,7 @@ def _device_plan(kind: CallKind, n: int, rank: int, window: int) -> _native.Plan
         programs=[native_program(*key, mode, (), None, rank) for mode in MODES],
         piece=piece,
         pieces=[max(1, -(-largest // p)) for p in piece],
-        sent_bytes=0,
+        sent_bytes=int(sends(*key, rank) @ sizes) * itemsize,
         in_header=False,
         may_expose=True,
         may_cross_memory=False,

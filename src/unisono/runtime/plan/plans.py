@@ -211,7 +211,7 @@ def _lowered(
 
 
 @lru_cache(maxsize=2048)
-def _sends(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Ints:
+def sends(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Ints:
     """How many times a rank sends each chunk, counted from the steps."""
     schedule = verified(collective, algorithm, n, root)
     by_rank = sends_per_chunk(schedule, 1, lambda src, _: np.where(src == rank, 0, -1))
@@ -322,7 +322,7 @@ def _make_plan(
         programs=[native_program(*key, mode, hosts, None, rank) for mode in modes],
         piece=piece,
         pieces=pieces,
-        sent_bytes=int(_sends(*key, rank) @ sizes) * itemsize,
+        sent_bytes=int(sends(*key, rank) @ sizes) * itemsize,
         in_header=header,
         may_expose=modes[-1] == 3,
         may_cross_memory=zero_copy and _uses_single_copy(kind.collective, total, n),
