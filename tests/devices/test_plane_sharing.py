@@ -38,14 +38,15 @@ class Rank:
 
     def until(self, x, in_place=True):
         """Call until it is in place, or is not, on all ranks."""
-        begun = time.monotonic()
-        while time.monotonic() - begun < LIMIT_S:
+        end = time.monotonic() + LIMIT_S
+        while True:
             self.fill(x)
-            found = np.array([self.all_reduce(x) == in_place])
+            is_so = self.all_reduce(x) == in_place
             assert self.is_sum(x)
-            if self.comm.all_reduce(found, op="min")[0]:
-                return True
-        return False
+            found = np.array([is_so, time.monotonic() < end])
+            is_so, has_time = self.comm.all_reduce(found, op="min").tolist()
+            if is_so or not has_time:  # the same on all ranks
+                return is_so
 
     def fill(self, x):
         ranks = np.full(x.shape, 1.0 + self.comm.rank, x.dtype)

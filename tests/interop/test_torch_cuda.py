@@ -191,7 +191,8 @@ def host_goes_on(rank, which, asynchronous):
         if asynchronous:
             assert work.is_completed()
             assert work.is_success()
-            assert work.exception() is None
+            if torch.__version__ >= "2.13":  # before, torch could not convert it
+                assert work.exception() is None
             assert work.result()[0].data_ptr() == x.data_ptr()
 
 

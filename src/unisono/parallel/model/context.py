@@ -262,7 +262,7 @@ def all_to_all_attention(
         for x in (q, k, v):
             divide_evenly(f"{where}: heads", x.shape[1], n)
         settings.append(f"forward: {q.dtype}{list(q.shape)}, keys {list(k.shape)}")
-    order = token_order(n * q.shape[2], n, balanced) if causal else None
+    order = token_order(n * q.shape[2], n, balanced, q.device) if causal else None
     full = []
     for name, x in (("queries", q), ("keys", k), ("values", v)):
         x = functions.all_to_all(x, comm, 1, 2, label=f"{where}: {name}")

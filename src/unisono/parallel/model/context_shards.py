@@ -43,13 +43,13 @@ def whole_sequence(
 ) -> Tensor:
     """All ranks' tokens in the order of the sequence, replicated on all ranks."""
     whole = functions.gather_from(x, comm, dim, label="whole_sequence")
-    order = token_order(whole.shape[dim], comm.world_size, balanced)
-    return whole.index_select(dim, order.to(x.device))
+    order = token_order(whole.shape[dim], comm.world_size, balanced, x.device)
+    return whole.index_select(dim, order)
 
 
-def token_order(length: int, n: int, balanced: bool) -> Tensor:
+def token_order(length: int, n: int, balanced: bool, device: torch.device) -> Tensor:
     """The index of each token of the sequence in the joined shards of all ranks."""
     held = [block for rank in range(n) for block in blocks(rank, n, balanced)]
     size = length // len(held)
-    starts = torch.tensor(held).argsort() * size
-    return (starts.unsqueeze(1) + torch.arange(size)).reshape(-1)
+    starts = torch.tensor(held, device=device).argsort() * size
+    return (starts.unsqueeze(1) + torch.arange(size, device=device)).reshape(-1)
