@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.strategies [-n 2] [--steps 20] [--dtype float64]
         [--only ddp,fsdp] [--device cuda] [--json FILE]
+    python -m benchmarks.gpu.strategies --draw      the picture of results/, anew
 
 The model is that of examples/train_gpt.py, the ranks are processes that share the GPU:
 start MPS first (`nvidia-cuda-mps-control -d`), or they run by turns. The losses of each
@@ -22,8 +23,11 @@ from typing import Any
 import torch
 
 import unisono
+from unisono.cli._plot import pyplot, save, style
 from unisono.runtime.communicator import Communicator
 
+RESULTS = Path(__file__).parents[1] / "results" / "gpu_strategies.json"
+PICTURE = Path(__file__).parents[2] / "docs" / "gpu_losses.svg"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 Found = dict[str, dict[str, Any]]
 
@@ -37,7 +41,11 @@ def main() -> None:
     options.add_argument("--only", default="")
     options.add_argument("--device", default="cuda")
     options.add_argument("--json", type=Path)
+    options.add_argument("--draw", action="store_true")
     chosen = options.parse_args()
+    if chosen.draw:
+        draw(json.loads(RESULTS.read_text()))
+        return
     names = chosen.only.split(",") if chosen.only else list(_example().STRATEGIES)
     if chosen.dtype != "float32":
         names = [name for name in names if name != "onebit_adam"]
@@ -131,6 +139,24 @@ def on_rank(
 def difference(some: list[float], others: list[float]) -> float:
     """The largest relative difference of two curves."""
     return max(abs(a - b) / abs(b) for a, b in zip(some, others, strict=True))
+
+
+def draw(every: dict[str, Any]) -> None:
+    """The losses, and how far they are from those of the CPU."""
+    figure, (left, right) = pyplot("losses").subplots(1, 2, figsize=(11, 4.5))
+    steps = range(1, len(every["alone"]) + 1)
+    left.plot(steps, every["alone"], "ko", ms=5, label="one process, CPU")
+    for name, found in every["cuda"].items():
+        theirs = every["cpu"][name]["losses"]
+        left.plot(steps, found["losses"], lw=1, label=name)
+        apart = [abs(a - b) / b for a, b in zip(found["losses"], theirs, strict=True)]
+        right.plot(steps, [max(a, 1e-17) for a in apart], lw=1, label=name)
+    style(left, xlabel="step", ylabel="loss", title="on one GPU, 2 ranks, float64")
+    style(right, xlabel="step", title="relative difference from the CPU")
+    right.set_yscale("log")
+    right.set_ylim(1e-17, 1e-12)
+    left.legend(fontsize=7, ncol=2)
+    save(figure, PICTURE)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from expandable import GRAIN, Allocation, Range
 from processes import on_processes
 from unisono import _native
 
-IN_PLACE, IMPOSSIBLE = 1, 4
+IN_PLACE, REFUSED, IMPOSSIBLE = 1, 3, 4
 LIMIT_S = 30
 
 
@@ -323,7 +323,9 @@ def numbers_again(comm):
 
 
 def test_numbers_of_segments_are_used_again():
-    assert on_processes(numbers_again, 2) == [True] * 2
+    found = on_processes(numbers_again, 2)
+    # A driver was seen not to open the handle of one more allocation at the address.
+    assert found == [True] * 2 or (emulated.ON_GPU and found == [REFUSED] * 2)
 
 
 def used_in_flight(comm, created):
