@@ -15,6 +15,7 @@
     MoE                      experts on different ranks        MoE(gate, experts, comm)
     Pipeline                 layers in stages                  Pipeline(layers, comm)
     clip_grad_norm_          by the norm of the whole model
+    redistribute             tensors divided in another way, with gradients
     save_checkpoint, ...     safetensors files
 
 Packages, each of which imports only those below it:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from unisono.parallel.common.checkpoint import load_checkpoint, save_checkpoint
     from unisono.parallel.common.clipping import clip_grad_norm_
     from unisono.parallel.common.mesh import Mesh
+    from unisono.parallel.common.redistributing import redistribute
     from unisono.parallel.data.async_parameter_server import AsyncParameterServer
     from unisono.parallel.data.ddp import DDP
     from unisono.parallel.data.onebit_adam import OneBitAdam
@@ -101,6 +103,7 @@ __all__ = [
     "mlp_plan",
     "parallelize",
     "positions",
+    "redistribute",
     "ring_attention",
     "save_checkpoint",
     "sequence_plan",
@@ -114,6 +117,7 @@ _NAMES_IN = {
     "common.checkpoint": ("load_checkpoint", "save_checkpoint"),
     "common.clipping": ("clip_grad_norm_",),
     "common.mesh": ("Mesh",),
+    "common.redistributing": ("redistribute",),
     "data.async_parameter_server": ("AsyncParameterServer",),
     "data.ddp": ("DDP",),
     "data.onebit_adam": ("OneBitAdam",),

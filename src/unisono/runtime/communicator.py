@@ -13,9 +13,9 @@ Every collective takes `algorithm=` (a name as `ring`, `tree:radix=4` or `ring+d
 `async_op=True` (returns a Work), `timeout_s=`, `label=` (what the call is for: ranks
 must agree on that too, and errors and records name it), and those that reduce also
 `reproducible=True` (the bits depend on nothing but the inputs). With `codec="fp8"` (see
-`unisono.codecs`) values are sent as codes, smaller and less exact: between all
-ranks, or with `codec="fp8@hosts"` only between hosts. All ranks still end with the same
-bits, and the root of a broadcast, too, has the decoded values. A call is refused if the
+`unisono.codecs`) values are sent as codes, smaller and less exact: between all ranks,
+or with `codec="fp8@hosts"` only between hosts. All ranks still end with the same bits,
+and the root of a broadcast, too, has the decoded values. A call is refused if the
 relative error of its result, known beforehand, is above `error_bound=`.
 """
 
@@ -39,17 +39,14 @@ from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core
 from unisono.runtime.observe import explain, recorder
 from unisono.runtime.plan.plans import CODES
+from unisono.runtime.redistribution import redistribute
 from unisono.transports.session import Peer, refuse_too_many
 
-_ALL_REDUCE = CODES["all_reduce"]
-_ALL_GATHER = CODES["all_gather"]
-_ALL_TO_ALL = CODES["all_to_all"]
+_ALL_REDUCE, _REDUCE = CODES["all_reduce"], CODES["reduce"]
+_ALL_GATHER, _GATHER = CODES["all_gather"], CODES["gather"]
+_REDUCE_SCATTER, _SCATTER = CODES["reduce_scatter"], CODES["scatter"]
+_ALL_TO_ALL, _BROADCAST = CODES["all_to_all"], CODES["broadcast"]
 _BARRIER = CODES["barrier"]
-_BROADCAST = CODES["broadcast"]
-_GATHER = CODES["gather"]
-_REDUCE = CODES["reduce"]
-_REDUCE_SCATTER = CODES["reduce_scatter"]
-_SCATTER = CODES["scatter"]
 SHRINK_S, GROW_S = 30.0, 300.0
 _NOTHING = np.empty(0, dtype=np.uint8)  # what a barrier moves
 _COPIES = Reduction("sum")  # for collectives that reduce nothing
@@ -198,9 +195,7 @@ class Communicator:
         key = _ALL_GATHER, x, out, None, 0, how
         even = counts is None and out is not None
         if even and (state := self._quick(*key)):
-            if state == 1:
-                return out
-            return self.core.outcome(state)
+            return out if state == 1 else self.core.outcome(state)
         call = arguments.all_gather(self._position, x, out, counts)
         return self.core.run(call, _COPIES, CallOptions(**how), key if even else None)
 
@@ -217,9 +212,7 @@ class Communicator:
         key = _REDUCE_SCATTER, x, out, op, 0, how
         even = counts is None and out is not None
         if even and (state := self._quick(*key)):
-            if state == 1:
-                return out
-            return self.core.outcome(state)
+            return out if state == 1 else self.core.outcome(state)
         reduction, options = as_reduction(op), CallOptions(**how)
         if reduction.in_python:
             return python_reductions.reduce_scatter(
@@ -242,9 +235,7 @@ class Communicator:
         key = _GATHER, x, out, None, root, how
         plain = counts is None and (out is not None or root != self.rank)
         if plain and (state := self._quick(*key)):
-            if state == 1:
-                return out
-            return self.core.outcome(state)
+            return out if state == 1 else self.core.outcome(state)
         call = arguments.gather(self._position, x, out, root, counts)
         return self.core.run(call, _COPIES, CallOptions(**how), key if plain else None)
 
@@ -262,9 +253,7 @@ class Communicator:
         key = _SCATTER, array, other, None, root, how
         plain = counts is None and out is not None
         if plain and (state := self._quick(*key)):
-            if state == 1:
-                return out
-            return self.core.outcome(state)
+            return out if state == 1 else self.core.outcome(state)
         call = arguments.scatter(self._position, x, out, root, counts)
         return self.core.run(call, _COPIES, CallOptions(**how), key if plain else None)
 
@@ -285,9 +274,7 @@ class Communicator:
         key = _ALL_TO_ALL, x, out, None, 0, how
         even = send_counts is None and recv_counts is None
         if even and out is not None and (state := self._quick(*key)):
-            if state == 1:
-                return out
-            return self.core.outcome(state)
+            return out if state == 1 else self.core.outcome(state)
         matrix = None
         if not even:
             matrix = object_collectives.exchange_counts(
@@ -302,9 +289,7 @@ class Communicator:
         """Wait until every rank has come here."""
         key = _BARRIER, _NOTHING, None, None, 0, how
         if state := self._quick(*key):
-            if state == 1:
-                return None
-            return self.core.outcome(state)
+            return None if state == 1 else self.core.outcome(state)
         call = arguments.barrier(_NOTHING)
         return self.core.run(call, _COPIES, CallOptions(**how), key)
 
@@ -356,13 +341,31 @@ class Communicator:
         leaving.wait()
         return result
 
+    def redistribute(
+        self,
+        x: Any,
+        from_: Any,
+        to: Any,
+        *,
+        shape: Sequence[int] | None = None,
+        sizes: Sequence[int] | None = None,
+        op: Any = "sum",
+        **how: Unpack[Options],
+    ) -> Any:
+        """Divide in another way what the ranks have together: a new array.
+
+        `from_` and `to` are the number of a dimension (each rank has its part along
+        it), None (each has the whole) or, `from_` only, "partial" (summands, by `op`).
+        One collective, and a small one before it if `shape`, that of the whole, is not
+        given. The first new parts have one row more, or each its number of `sizes`.
+        """
+        return redistribute(self, x, from_, to, shape, sizes, op, CallOptions(**how))
+
     def scan(
         self, x: Any, *, op: Any = "sum", out: Any = None, **how: Unpack[Options]
     ) -> Any:
         """Reduce the x of ranks 0 to this one, in place or in `out`."""
-        return scans.scan(
-            self, x, out, as_reduction(op), CallOptions(**how), inclusive=True
-        )
+        return scans.scan(self, x, out, op, CallOptions(**how), inclusive=True)
 
     def exscan(
         self, x: Any, *, op: Any = "sum", out: Any = None, **how: Unpack[Options]
@@ -371,9 +374,7 @@ class Communicator:
 
         Rank 0 gets what changes nothing: 0 of a sum, 1 of a product, infinity of min.
         """
-        return scans.scan(
-            self, x, out, as_reduction(op), CallOptions(**how), inclusive=False
-        )
+        return scans.scan(self, x, out, op, CallOptions(**how), inclusive=False)
 
     def broadcast_object(
         self, thing: Any = None, root: int = 0, *, allow_pickle: bool = False
@@ -385,9 +386,7 @@ class Communicator:
         self, thing: Any, *, allow_pickle: bool = False
     ) -> list[Any]:
         """Give every rank the objects of all, in rank order."""
-        found = object_collectives.gather_objects(self, thing, None, allow_pickle)
-        assert found is not None
-        return found
+        return object_collectives.all_gather_objects(self, thing, allow_pickle)
 
     def gather_objects(
         self, thing: Any, root: int = 0, *, allow_pickle: bool = False
@@ -417,9 +416,7 @@ class Communicator:
 
     def duplicate(self) -> Communicator:
         """Another communicator of the same ranks, independent of this one."""
-        made = groups.split(self, 0, self.rank)
-        assert made is not None
-        return made
+        return groups.duplicate(self)
 
     def shrink(
         self, *, timeout_s: float = SHRINK_S, dead: Sequence[int] = ()
@@ -434,9 +431,8 @@ class Communicator:
         for these no majority is needed. If that is wrong, there may be two worlds.
         On a communicator from split it is an error.
         """
-        found: Communicator = self.core.changeable("shrink").shrink(
-            self, timeout_s, dead
-        )
+        world = self.core.changeable("shrink")
+        found: Communicator = world.shrink(self, timeout_s, dead)
         return found
 
     def grow(
@@ -454,9 +450,8 @@ class Communicator:
         is where newcomers come across hosts, if not to the address of the job.
         """
         refuse_too_many(whole_number("world_size", world_size))
-        found: Communicator = self.core.changeable("grow").grow(
-            self, world_size, timeout_s, address
-        )
+        world = self.core.changeable("grow")
+        found: Communicator = world.grow(self, world_size, timeout_s, address)
         return found
 
     def empty(

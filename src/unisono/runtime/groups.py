@@ -33,6 +33,13 @@ def agreed_number(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest())
 
 
+def duplicate(comm: Group) -> Group:
+    """A communicator of all ranks."""
+    made = split(comm, 0, comm.rank)
+    assert made is not None
+    return made
+
+
 def split(comm: Group, color: int | None, key: int) -> Group | None:
     """One communicator for each color."""
     mine = _NO_COLOR if color is None else whole_number("color", color)

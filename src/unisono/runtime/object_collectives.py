@@ -51,6 +51,13 @@ def gather_objects(
     return [decode(part.data, allow_pickle=allow_pickle) for part in parts]
 
 
+def all_gather_objects(comm: Collectives, thing: Any, allow_pickle: bool) -> list[Any]:
+    """Every rank's object on every rank."""
+    found = gather_objects(comm, thing, None, allow_pickle)
+    assert found is not None
+    return found
+
+
 def scatter_objects(
     comm: Collectives, things: Sequence[Any] | None, root: int, allow_pickle: bool
 ) -> Any:

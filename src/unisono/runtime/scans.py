@@ -18,7 +18,7 @@ from unisono.runtime.call import arguments
 from unisono.runtime.call.buffers import as_numpy
 from unisono.runtime.call.notes import shape_text
 from unisono.runtime.call.options import CallOptions, Options
-from unisono.runtime.call.reductions import Reduction
+from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.collectives import Collectives
 from unisono.runtime.stages import StagedWork, Stages
 
@@ -29,13 +29,13 @@ def scan(
     comm: Collectives,
     x: Any,
     out: Any,
-    reduction: Reduction,
+    op: Any,
     how: CallOptions,
     *,
     inclusive: bool,
 ) -> Any:
     """See `Communicator.scan` and `Communicator.exscan`."""
-    name = "scan" if inclusive else "exscan"
+    name, reduction = "scan" if inclusive else "exscan", as_reduction(op)
     call = arguments.all_reduce(comm.core.position, x, out)
     call.refuse_device(name)
     _refuse_misfits(name, reduction, how)

@@ -123,7 +123,7 @@ def reductions(comm: Communicator, size: int, dtype: str) -> None:
 
 
 def copies(comm: Communicator, size: int, dtype: str) -> None:
-    """broadcast, gather, scatter, all_gather and all_to_all."""
+    """broadcast, gather, scatter, all_gather, all_to_all and redistribute."""
     n, rank = comm.world_size, comm.rank
     given = [numbers(size, dtype, r) for r in range(n)]
     wide = [numbers(size * n, dtype, r) for r in range(n)]
@@ -142,6 +142,8 @@ def copies(comm: Communicator, size: int, dtype: str) -> None:
         expect(out, part, f"scatter of {size} from {root}")
     shares = [each[rank * size : (rank + 1) * size] for each in wide]
     expect(comm.all_to_all(wide[rank]), np.concatenate(shares), f"all_to_all of {size}")
+    columns = comm.redistribute(wide[rank][np.newaxis], 0, 1)
+    expect(columns, np.stack(shares), f"redistribute of {size}")
 
 
 def collectives(ranks: Ranks) -> None:

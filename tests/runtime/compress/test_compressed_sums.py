@@ -8,11 +8,11 @@ from unisono.codecs.powersgd import PowerSGD
 from unisono.codecs.randomk import RandomK, drawn
 from unisono.codecs.topk import TopK, largest
 from unisono.errors import BadArgument, CollectiveMismatch
+from unisono.runtime.call.shard_sizes import shard_sizes
 from unisono.runtime.compress import sparse
 from unisono.runtime.compress.error_feedback import CodedSum
 from unisono.runtime.compress.powersgd import LowRankSum
 from unisono.runtime.compress.sparse import RandomKSum, TopKSum
-from unisono.runtime.compress.sums import shares
 from unisono.runtime.stages import StagedWork
 from unisono.testing import world
 
@@ -88,7 +88,7 @@ def pairs_bytes(n, x_of, k, again):
         here = [c[(c >= bounds[owner]) & (c < bounds[owner + 1])] for c in chosen]
         pairs += sum(h.size for rank, h in enumerate(here) if rank != owner)
         found = np.unique(np.concatenate(here)).size
-        total += min(found, shares(k, n)[owner]) if again else found
+        total += min(found, shard_sizes(k, n)[owner]) if again else found
     assert 2 * total < COUNT
     return n * 16 * n * (n - 1) + 8 * (pairs + (n - 1) * total)
 
@@ -291,7 +291,7 @@ def test_error_feedback_keeps_residuals(worlds, n, spec):
     codec, steps = codecs.get(spec), 3
     ranks = ended(worlds, n, lambda c: CodedSum(c, codec, COUNT), steps)
     same_on_all(ranks)
-    parts = [codec.nbytes(size) for size in shares(COUNT, n)]
+    parts = [codec.nbytes(size) for size in shard_sizes(COUNT, n)]
     for rank, (_, _, sent, _) in enumerate(ranks):
         assert sent == [sum(parts) - parts[rank] + (n - 1) * parts[rank]] * steps
     came = sum(sum(of_all(n, step)) for step in range(steps))
@@ -311,7 +311,7 @@ def test_reduce_scatter_encodes_once(worlds):
         lost = np.linalg.norm(found[0][mine] - right[mine])
         assert 0 < lost < 0.1 * np.linalg.norm(right[mine])
         assert not memory["owner"].any()
-        parts = [codec.nbytes(size) for size in shares(COUNT, 3)]
+        parts = [codec.nbytes(size) for size in shard_sizes(COUNT, 3)]
         assert sent == [sum(parts) - parts[rank]]
 
 

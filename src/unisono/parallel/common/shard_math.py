@@ -5,12 +5,8 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 
 from unisono.errors import BadArgument
+from unisono.runtime.call.shard_sizes import shard_sizes
 from unisono.runtime.communicator import Communicator
-
-
-def shard_sizes(count: int, n: int) -> list[int]:
-    """How many of `count` elements each of n ranks has: the first ones one more."""
-    return [count // n + (rank < count % n) for rank in range(n)]
 
 
 def shard_bounds(count: int, comm: Communicator) -> tuple[int, int]:

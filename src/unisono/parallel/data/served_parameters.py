@@ -28,7 +28,8 @@ from unisono.parallel.common.optimizers import (
     refuse_not_elementwise,
     refuse_other_parameters,
 )
-from unisono.parallel.common.shard_math import overlap_sizes, shard_sizes
+from unisono.parallel.common.shard_math import overlap_sizes
+from unisono.runtime.call.shard_sizes import shard_sizes
 from unisono.runtime.communicator import Communicator
 
 Span = tuple[int, int]

@@ -34,9 +34,9 @@ from unisono.parallel.common.agreement import close_on_error, setup_together
 from unisono.parallel.common.flat import CPU
 from unisono.parallel.common.marking import forbid_assign, mark_sharded
 from unisono.parallel.common.module_state import sync_module_state
-from unisono.parallel.common.shard_math import shard_sizes
 from unisono.parallel.model.pipeline_order import ORDERS
 from unisono.parallel.model.pipeline_step import MicroBatches, PipelineStep
+from unisono.runtime.call.shard_sizes import shard_sizes
 from unisono.runtime.communicator import Communicator
 
 

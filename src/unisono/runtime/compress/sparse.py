@@ -38,8 +38,9 @@ from unisono.codecs.randomk import RandomK, drawn
 from unisono.codecs.topk import Floats, Places, TopK, largest, packed, unpacked
 from unisono.errors import BadArgument
 from unisono.runtime.call import arguments
+from unisono.runtime.call.shard_sizes import shard_sizes
 from unisono.runtime.collectives import Collectives
-from unisono.runtime.compress.sums import CompressedSum, shares
+from unisono.runtime.compress.sums import CompressedSum
 from unisono.runtime.stages import Stages, once
 
 MOST = 1 << 32
@@ -146,7 +147,7 @@ def summed(
     region = yield from _split(comm, places, values, bounds, label)
     found, sums = region
     if again is not None:
-        quota = shares(again, comm.world_size)[comm.rank]
+        quota = shard_sizes(again, comm.world_size)[comm.rank]
         best = largest(sums, min(quota, found.size))
         found, sums = found[best], sums[best]
     return (yield from _gathered(comm, found, sums, into, bounds, label))

@@ -11,6 +11,7 @@ from itertools import accumulate
 
 from unisono.codecs.feedback import Memory
 from unisono.codecs.topk import Floats
+from unisono.runtime.call.shard_sizes import shard_sizes
 from unisono.runtime.collectives import Collectives
 from unisono.runtime.stages import Stages
 
@@ -23,7 +24,7 @@ class CompressedSum:
         self.comm, self.count = comm, count
         self.memory: Memory = {}
         self.steps = 0
-        sizes = shares(count, comm.world_size)
+        sizes = shard_sizes(count, comm.world_size)
         self.bounds = list(accumulate(sizes, initial=0))
 
     def reduce(self, x: Floats, *, whole: bool = True, label: str = "") -> Stages:
@@ -38,8 +39,3 @@ class CompressedSum:
     def mine(self) -> slice:
         """This rank's part."""
         return slice(self.bounds[self.comm.rank], self.bounds[self.comm.rank + 1])
-
-
-def shares(count: int, n: int) -> list[int]:
-    """The elements of each of n ranks out of `count`: the first have one more."""
-    return [count // n + (rank < count % n) for rank in range(n)]
