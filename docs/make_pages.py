@@ -103,6 +103,7 @@ def page_of(name: str, algorithms: list[Algorithm], docs: Path) -> str:
         draw(made, docs / "algorithms" / file)
         parts += [f"## {algorithm.collective.name}", algorithm.about]
         parts.append(f"![{made.title}]({file}){{ .schedule }}")
+    parts += advised(algorithms[0])
     parts += [f"## Cost at n = {ODD}", COLUMNS, table(algorithms)]
     parts += ["## When it wins", WINNING]
     parts += [where_it_wins(name, a.collective.name) for a in algorithms]
@@ -128,6 +129,15 @@ WINNERS = (
     "As simulated ([what is, and what is not](../simulation.md)). Ranks of a host that "
     "share memory are another matter: what wins there is [measured](../tuning.md)."
 )
+
+
+def advised(algorithm: Algorithm) -> Iterator[str]:
+    """When it is good and when not, in its file's words."""
+    if algorithm.advice is None:
+        return
+    yield "## When to use it"
+    words = algorithm.advice.en
+    yield f"- Good: {words.good}\n- Not good: {words.bad}\n- Memory: {words.memory}"
 
 
 def idea(algorithm: Algorithm) -> Iterator[str]:

@@ -5,12 +5,13 @@ import io
 import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import unisono
-from unisono.algorithms import library
+from unisono.algorithms import LANGUAGES, library, ring
 from unisono.cli import main, output
 from unisono.cli.tune import print_part
 from unisono.errors import BadArgument
@@ -183,7 +184,7 @@ def test_algorithms_lists_everything_with_its_cost(run):
     assert code == 0
     assert all(name in out for _, name in library())
     line = next(row for row in out.splitlines() if "rabenseifner:early" in row)
-    assert line.split()[1:6] == ["8", "8", "3.75", "1.5", "yes,"[:-1]]
+    assert line.split()[1:7] == ["8", "8", "3.75", "1.5", "0", "yes"]
 
 
 def test_algorithms_as_json_and_csv_agree(run):
@@ -193,6 +194,28 @@ def test_algorithms_as_json_and_csv_agree(run):
     rows = list(csv.DictReader(io.StringIO(out)))
     assert [r["algorithm"] for r in rows] == [r["algorithm"] for r in result]
     assert [int(r["rounds"]) for r in rows] == [r["rounds"] for r in result]
+    assert [float(r["memory"]) for r in rows] == [r["memory"] for r in result]
+
+
+@pytest.mark.parametrize("lang", LANGUAGES)
+def test_words_are_in_the_language_asked_for(run, lang):
+    words = ring.ADVICE.words(lang)
+    _, out, _ = run("algorithms", "all_to_all", "--lang", lang)
+    assert words.memory in out
+    _, out, _ = run("explain", "all_to_all", "ring", "--lang", lang)
+    assert words.memory[:40] in out
+    for command in (["algorithms", "barrier"], ["explain", "all_reduce", "ring"]):
+        _, out, _ = run(*command, "--lang", lang, "--json")
+        document = json.loads(out)
+        found = document[0] if isinstance(document, list) else document
+        assert "good" in str(found["advice"])
+    assert found["advice"] == {"ring": asdict(words)}
+
+
+def test_unknown_language_is_refused(run):
+    for command in (["algorithms"], ["explain", "all_reduce", "ring"]):
+        code, _, err = run(*command, "--lang", "de")
+        assert (code, "unknown language 'de'" in err) == (2, True)
 
 
 def test_verify_takes_the_arguments_of_explain(run, tmp_path):
@@ -449,11 +472,11 @@ def test_options_are_frozen(run):
         result[verb] = sorted(w for w in words if w.startswith("-") and w != "-n")
     assert result == {
         "explain": [
-            *("--beside", "--html", "--json", "--on", "--per-host", "--ranks"),
-            *("--root", "--size", "--svg", "--topology", "-b", "-t"),
+            *("--beside", "--html", "--json", "--lang", "--on", "--per-host"),
+            *("--ranks", "--root", "--size", "--svg", "--topology", "-b", "-t"),
         ],
         "verify": ["--json", "--ranks"],
-        "algorithms": ["--csv", "--json", "--ranks", "--verify"],
+        "algorithms": ["--csv", "--json", "--lang", "--ranks", "--verify"],
         "env": ["--json"],
         "run": [
             *("--address", "--bind-to", "--chdir", "--env", "--grace", "--hostfile"),

@@ -7,6 +7,7 @@ what passes through the busiest rank of each step, summed over the steps, and *w
 what it adds up; both in buffers of one rank (see `schedule/cost.py`).
 """
 
+from unisono.algorithms.advice import LANGUAGES, Advice, Words
 from unisono.algorithms.library import (
     Library,
     Spec,
@@ -20,10 +21,13 @@ from unisono.algorithms.registry import Algorithm, Requirement, algorithm, power
 from unisono.deprecation import old_names
 
 __all__ = [
+    "LANGUAGES",
+    "Advice",
     "Algorithm",
     "Library",
     "Requirement",
     "Spec",
+    "Words",
     "algorithm",
     "find",
     "library",

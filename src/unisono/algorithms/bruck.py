@@ -18,8 +18,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Step, copy_step
+
+ADVICE = Advice(
+    en=Words(
+        good="Small buffers among many ranks: few messages, each with many chunks.",
+        bad=(
+            "Large buffers: a chunk travels by way of others, so more bytes are "
+            "sent than with direct."
+        ),
+        memory="A rank holds chunks of others that are on their way.",
+    ),
+    zh=Words(
+        good="小数据、rank 很多：消息少，每条消息带许多块。",
+        bad="大数据：块要经其他 rank 转发，发送的字节比 direct 多。",
+        memory="每个 rank 要暂存路过的、属于别人的块。",
+    ),
+)
 
 
 @algorithm(also=[{"radix": 4}], least={"radix": 2})

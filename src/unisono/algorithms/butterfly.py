@@ -19,8 +19,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, reduce_step
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Numbers of ranks with small factors, as 8, 12 or 24: few rounds and "
+            "the fewest bytes."
+        ),
+        bad="Numbers with a large prime factor: that many messages in one step.",
+        memory="None: sums are made in the buffer itself.",
+    ),
+    zh=Words(
+        good="rank 数可分解为小因数时（如 8、12、24）：轮数少，字节最少。",
+        bad="rank 数含大质因数时：一步中要发同样多的消息。",
+        memory="不需要：直接在缓冲区内求和。",
+    ),
+)
 
 
 @algorithm(also=[{"radix": 4}], least={"radix": 2})

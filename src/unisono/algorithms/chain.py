@@ -13,9 +13,26 @@ The best m is the square root of (n-2) times the message's time over one hop's l
 
 from collections.abc import Iterator
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, copy_step
 from unisono.schedule.collective import BROADCAST
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Large broadcasts and reductions where only neighbours have fast "
+            "links; many segments."
+        ),
+        bad="Small messages: each passes n-1 ranks, one after the other.",
+        memory="None: segments are passed on from the buffer itself.",
+    ),
+    zh=Words(
+        good="只有相邻 rank 之间链路快时的大数据广播和归约；段数宜多。",
+        bad="小消息：要依次经过 n-1 个 rank。",
+        memory="不需要：各段直接从缓冲区转发。",
+    ),
+)
 
 
 @algorithm(least={"segments": 1})

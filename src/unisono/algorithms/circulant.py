@@ -19,8 +19,24 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, copy_step
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Any number of ranks, odd ones too: the fewest rounds for the fewest bytes."
+        ),
+        bad="Rings and tori: partners are far apart, and their messages share links.",
+        memory="None: chunks arrive where they belong.",
+    ),
+    zh=Words(
+        good="任意 rank 数，包括奇数：字节最少，且轮数也最少。",
+        bad="环形和环面网络：通信对象相距远，消息会争用链路。",
+        memory="不需要：块直接到达目的位置。",
+    ),
+)
 
 
 @algorithm

@@ -22,8 +22,28 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, copy_step, reduce_step, together
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Ranks that share memory, or a few ranks on a switch; sums are made in "
+            "rank order."
+        ),
+        bad=(
+            "Many ranks on a network: each has n-1 messages, and those to one rank "
+            "collide."
+        ),
+        memory="None: chunks go straight to where they are wanted.",
+    ),
+    zh=Words(
+        good="共享内存的 rank，或交换机上的少量 rank；按 rank 顺序求和。",
+        bad="网络上的大量 rank：每个要发 n-1 条消息，发往同一 rank 的消息会拥塞。",
+        memory="不需要：块直接送到需要它的 rank。",
+    ),
+)
 
 
 @algorithm

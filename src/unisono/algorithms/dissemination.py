@@ -28,11 +28,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Step, copy_step, reduce_step, together
 
 SUM, CARRY = 0, 1
+
+ADVICE = Advice(
+    en=Words(
+        good="Barriers, and small buffers where n is not a power of two.",
+        bad="Large buffers: whole buffers are sent in every step.",
+        memory="None; with carry a second buffer for the sums that are carried along.",
+    ),
+    zh=Words(
+        good="同步屏障；以及 n 不是 2 的幂时的小数据。",
+        bad="大数据：每一步都发送整个缓冲区。",
+        memory="不需要；使用 carry 时要另一个缓冲区来携带部分和。",
+    ),
+)
 
 
 def carries(n: int, carry: bool) -> bool:

@@ -22,9 +22,26 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, at_once, copy_step
 from unisono.schedule.collective import ALL_REDUCE, BROADCAST, Ints
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Large buffers among many ranks, in many segments: few rounds, and all "
+            "links are busy."
+        ),
+        bad="Small buffers: a single tree has fewer rounds.",
+        memory="None: segments are added and passed on in the buffer itself.",
+    ),
+    zh=Words(
+        good="rank 很多、多段的大数据：轮数少，所有链路都忙碌。",
+        bad="小数据：单棵树的轮数更少。",
+        memory="不需要：各段在缓冲区内相加并转发。",
+    ),
+)
 
 
 @algorithm(least={"segments": 1})

@@ -29,12 +29,31 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.butterfly import settle
 from unisono.algorithms.recursive_doubling import gather_blocks, power_below
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, at_once, copy_step, embed, fold
 from unisono.schedule.collective import ALL_GATHER, REDUCE_SCATTER
 from unisono.schedule.transform import Cast
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Powers of two, at medium and large sizes: few rounds and the fewest bytes."
+        ),
+        bad=(
+            "Other numbers of ranks: some hand in all they have first, about twice "
+            "the bytes."
+        ),
+        memory="None: sums are made in the buffer itself.",
+    ),
+    zh=Words(
+        good="rank 数为 2 的幂、中等和较大的数据：轮数少，字节最少。",
+        bad="其他 rank 数：多余的 rank 要先交出全部数据，字节约为两倍。",
+        memory="不需要：直接在缓冲区内求和。",
+    ),
+)
 
 
 @algorithm

@@ -34,6 +34,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.library import offers
 from unisono.algorithms.library import schedule as plain
 from unisono.algorithms.registry import algorithm
@@ -41,6 +42,29 @@ from unisono.errors import BadArgument, UnsupportedWorld
 from unisono.schedule import COLLECTIVES, Schedule, product
 from unisono.schedule.collective import Ints
 from unisono.schedule.placement import numbered, parse_hosts, written
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Several hosts with several ranks each: the slow links between hosts "
+            "carry the least."
+        ),
+        bad=(
+            "One host, or one rank on each: there are no two levels to divide the "
+            "work by."
+        ),
+        memory=(
+            "In scatter, gather and all_to_all some ranks hold what is for others "
+            "of their host."
+        ),
+    ),
+    zh=Words(
+        good="多台主机、每台多个 rank：主机之间的慢链路传输最少。",
+        bad="只有一台主机，或每台只有一个 rank：没有两层可分。",
+        memory="scatter、gather 和 all_to_all 中，有的 rank 要暂存同主机的数据。",
+    ),
+)
+
 
 USUAL = {"all_to_all": "direct", "barrier": "dissemination"}
 USUAL |= dict.fromkeys(("broadcast", "reduce", "scatter", "gather"), "tree")

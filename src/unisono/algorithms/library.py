@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, NamedTuple
 
+from unisono.algorithms.advice import Advice
 from unisono.algorithms.registry import FROM_FILE, Algorithm, Param, line_in
 from unisono.errors import BadArgument, NotOffered, UnisonoError, unknown
 from unisono.schedule.collective import COLLECTIVES, Collective, collective
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "unisono.algorithms"
-_OURS = ("registry", "library")
+_OURS = ("advice", "registry", "library")
 _PAIR = re.compile(r"\+(?=[A-Za-z_])")
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<params>.*))?")
 
@@ -338,6 +339,22 @@ _HALVES = {
     "broadcast": ("scatter", "all_gather"),
     "reduce": ("reduce_scatter", "gather"),
 }
+
+
+def advice_on(what: Collective, spec: str) -> list[tuple[str, Advice]]:
+    """The advice of each algorithm that a name is joined of, where there is any."""
+    parts, halves = _parts(spec), [what]
+    if len(parts) > 1:
+        halves = [collective(half) for half in _HALVES.get(what.name, ())]
+    found = []
+    for half, part in zip(halves, parts, strict=False):
+        try:
+            chosen, _ = find(half, part)
+        except BadArgument:  # not in the library: a file of the user's
+            continue
+        if chosen.advice is not None:
+            found.append((chosen.name, chosen.advice))
+    return found
 
 
 def _pair(

@@ -15,8 +15,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, copy_step, reduce_step
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "A few bytes among ranks that share memory: one step; sums are made in "
+            "rank order."
+        ),
+        bad="Large buffers or many ranks: whole buffers go to everyone.",
+        memory="None: what arrives is added at once.",
+    ),
+    zh=Words(
+        good="共享内存的 rank 之间的少量字节：只需一步；按 rank 顺序求和。",
+        bad="大数据或 rank 很多：整个缓冲区发给每个 rank。",
+        memory="不需要：到达的数据立即相加。",
+    ),
+)
 
 
 @algorithm(chunks=1)

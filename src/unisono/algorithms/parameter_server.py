@@ -15,8 +15,25 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Step, copy_step, reduce_step
+
+ADVICE = Advice(
+    en=Words(
+        good="To compare with; sharded, it sends as few bytes as any.",
+        bad=(
+            "One server: everything passes through rank 0, which takes longer with "
+            "every rank."
+        ),
+        memory="None: the server adds what arrives at once.",
+    ),
+    zh=Words(
+        good="用作比较；分片（sharded）时字节数与最优者相同。",
+        bad="单个服务器：所有数据都经过 rank 0，rank 越多越慢。",
+        memory="不需要：服务器把到达的数据立即相加。",
+    ),
+)
 
 
 @algorithm(chunks=lambda n, sharded: n if sharded else 1)

@@ -20,8 +20,28 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, copy_step
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Small and medium buffers among many ranks, where far links are slow: "
+            "few bytes go far."
+        ),
+        bad=(
+            "Large buffers on a switch: the messages to the nearest ranks are the "
+            "longest."
+        ),
+        memory="None; aggregate= bounds how many chunks one message has.",
+    ),
+    zh=Words(
+        good="rank 很多的中小数据，且远距离链路慢：传得远的字节少。",
+        bad="交换机上的大数据：发给最近 rank 的消息最长。",
+        memory="不需要；aggregate= 限制一条消息中的块数。",
+    ),
+)
 
 
 @algorithm(least={"aggregate": 0})

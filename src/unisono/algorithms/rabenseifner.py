@@ -23,11 +23,28 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from unisono.algorithms import tree
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.butterfly import settle
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Step, copy_step, embed, phase, reduce_step, together
 from unisono.schedule.transform import fold_pairs
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Large reductions: the fewest bytes for powers of two, and little to "
+            "add for others."
+        ),
+        bad="Small buffers: recursive doubling needs half the rounds.",
+        memory="None: sums are made in the buffer itself.",
+    ),
+    zh=Words(
+        good="大数据归约：rank 数为 2 的幂时字节最少，其他 rank 数时加法也少。",
+        bad="小数据：递归倍增只需一半的轮数。",
+        memory="不需要：直接在缓冲区内求和。",
+    ),
+)
 
 
 @algorithm(

@@ -17,9 +17,23 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, copy_step, fold, reduce_step
 from unisono.schedule.collective import ALL_GATHER, ALL_REDUCE
+
+ADVICE = Advice(
+    en=Words(
+        good="Small buffers: few rounds, the fewest for powers of two.",
+        bad="Large buffers to reduce: whole buffers are exchanged in every round.",
+        memory="None: what arrives is added or put in its place.",
+    ),
+    zh=Words(
+        good="小数据：轮数少，rank 数为 2 的幂时最少。",
+        bad="大数据归约：每一轮都交换整个缓冲区。",
+        memory="不需要：到达的数据直接相加或放到位置上。",
+    ),
+)
 
 
 @algorithm

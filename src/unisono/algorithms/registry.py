@@ -27,6 +27,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, overload
 
+from unisono.algorithms.advice import Advice
 from unisono.errors import (
     BadArgument,
     UnisonoError,
@@ -148,6 +149,12 @@ class Algorithm:
         """Where the idea comes from: the story's last paragraph, if it names a year."""
         last = " ".join(self.story.rpartition("\n\n")[2].split())
         return last if re.search(r"\b(19|20)[0-9]{2}\b", last) else ""
+
+    @property
+    def advice(self) -> Advice | None:
+        """When it is good and when it is not: the module's ADVICE, if it has one."""
+        found = getattr(sys.modules.get(self.module), "ADVICE", None)
+        return found if isinstance(found, Advice) else None
 
     @property
     def variants(self) -> list[dict[str, Param]]:

@@ -21,8 +21,33 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, at_once, copy_step, reduce_step
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Large buffers, any number of ranks: the fewest bytes, and only "
+            "between neighbours."
+        ),
+        bad=(
+            "Small buffers or many ranks: n-1 or 2(n-1) messages, one after the other. "
+            "And all_to_all, where chunks pass many ranks."
+        ),
+        memory=(
+            "None; in all_to_all a rank holds chunks of others that are on their way."
+        ),
+    ),
+    zh=Words(
+        good="大数据、任意 rank 数：字节最少，且只在相邻 rank 之间传输。",
+        bad=(
+            "小数据或 rank 很多：要依次发送 n-1 或 2(n-1) 条消息。"
+            "all_to_all 也不适合：块要经过许多 rank。"
+        ),
+        memory="不需要；all_to_all 中要暂存路过的、属于别人的块。",
+    ),
+)
 
 
 @algorithm

@@ -17,10 +17,30 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.recursive_doubling import power_below
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, copy_step, fold
 from unisono.schedule.collective import ALL_GATHER, Ints
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Rings and tori with powers of two: few rounds, and partners are near "
+            "each other."
+        ),
+        bad=(
+            "Switches, where distance costs nothing; and other numbers of ranks, "
+            "which are folded."
+        ),
+        memory="None: sums are made in the buffer itself.",
+    ),
+    zh=Words(
+        good="rank 数为 2 的幂的环形和环面网络：轮数少，通信对象近。",
+        bad="距离没有代价的交换机；以及需要折叠的其他 rank 数。",
+        memory="不需要：直接在缓冲区内求和。",
+    ),
+)
 
 
 @algorithm

@@ -24,10 +24,27 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.errors import BadArgument, UnsupportedWorld
 from unisono.schedule import Schedule, Step, at_once, copy_step
 from unisono.schedule.collective import Ints
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Machines that are wired as a torus, large buffers: all links are busy "
+            "both ways."
+        ),
+        bad="Other networks, and small buffers: a step is several messages.",
+        memory="None: sums are made in the buffer itself.",
+    ),
+    zh=Words(
+        good="按环面布线的机器、大数据：所有链路双向都忙碌。",
+        bad="其他网络，以及小数据：一步要发多条消息。",
+        memory="不需要：直接在缓冲区内求和。",
+    ),
+)
 
 
 def _parts(n: int, shape: str) -> int:

@@ -20,8 +20,30 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from unisono.algorithms.advice import Advice, Words
 from unisono.algorithms.registry import algorithm
 from unisono.schedule import Schedule, Step, copy_step
+
+ADVICE = Advice(
+    en=Words(
+        good=(
+            "Small buffers from or to one rank: the number of ranks that have it "
+            "doubles each round."
+        ),
+        bad=(
+            "Large broadcasts and sums: whole buffers pass every level, and leaves "
+            "are idle."
+        ),
+        memory=(
+            "In scatter and gather inner ranks hold the rows of all ranks below them."
+        ),
+    ),
+    zh=Words(
+        good="从一个 rank 发出或汇到一个 rank 的小数据：每轮拥有数据的 rank 数加倍。",
+        bad="大数据的广播和求和：整个缓冲区经过每一层，叶子空闲。",
+        memory="scatter 和 gather 中，内部 rank 要暂存其下所有 rank 的行。",
+    ),
+)
 
 
 @algorithm(also=[{"radix": 4}], least={"radix": 2})

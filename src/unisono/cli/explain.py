@@ -6,6 +6,7 @@ would be chosen on this machine, and why.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +14,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from unisono.algorithms import schedule as make
+from unisono.algorithms.library import advice_on
 from unisono.cli import _chosen
 from unisono.cli.output import (
     counter_example,
@@ -45,9 +47,12 @@ def explain(
     beside: str = "",
     on: str = "",
     per_host: Annotated[str, Parameter(metavar="N")] = "",
+    lang: str = "en",
     json: bool = False,
 ) -> int:
     """Draw an algorithm step by step, with its cost and the proof that it is right.
+
+    Below it stands in words when the algorithm is good and when it is not.
 
     With --on this and no algorithm: which one would be chosen here, which is next, and
     what both are predicted to take and took when `unisono tune` measured them.
@@ -80,8 +85,10 @@ def explain(
         "this": print what this machine would choose, for -b or a few sizes.
     per_host
         With --on this: so many ranks on each host; all on one if it is not given.
+    lang
+        The language of the words below the picture: en or zh.
     json
-        Print steps, cost and proof as one JSON object.
+        Print steps, cost, proof and words as one JSON object.
     """
     world, nbytes = parse_world(n), parse_bytes(size) if size else 0
     files = {"--svg": svg_file, "--html": html_file}
@@ -97,13 +104,13 @@ def explain(
     makes = partial(make, collective, n=world, root=parse_rank(root))
     made = makes(_fitting(algorithm, topology))
     if json:
-        return _print_json(made)
+        return _print_json(made, lang)
     if svg_file is not None:
         return _write(svg_file, to_svg(made), made.title)
     if html_file is not None:
         other = makes(_fitting(beside, topology)) if beside else None
         return _page(html_file, made, other, topology, size)
-    return _print(made, nbytes)
+    return _print(made, nbytes, lang)
 
 
 def _refuse(
@@ -146,9 +153,9 @@ def _page(
     return _write(file, text, titles)
 
 
-def _print(made: Schedule, nbytes: int) -> int:
+def _print(made: Schedule, nbytes: int, lang: str) -> int:
     try:
-        print_picture(explained(made))
+        print_picture(explained(made, lang=lang))
     except ScheduleError:
         _print_wrong(made)
         raise
@@ -175,10 +182,14 @@ def _in_bytes(made: Schedule, nbytes: int) -> str:
     )
 
 
-def _print_json(made: Schedule) -> int:
+def _print_json(made: Schedule, lang: str) -> int:
     document = as_dict(made) | {
         "about": made.about,
         "paper": made.paper,
+        "advice": {
+            name: asdict(one.words(lang))
+            for name, one in advice_on(made.collective, made.name)
+        },
         "verified": True,
         "cost": None,
     }

@@ -30,6 +30,7 @@ from unisono.schedule.collective import (
     Ints,
 )
 from unisono.schedule.counts import num_peers, sent_between
+from unisono.schedule.memory import memory_beyond_buffers
 from unisono.schedule.oracle import checked_steps
 from unisono.schedule.protocol import ReadableSchedule
 from unisono.units import html_table
@@ -100,6 +101,11 @@ class Cost:
             )
         return sent_between(self.schedule, np.arange(n), self.weight)
 
+    @cached_property
+    def memory(self) -> float:
+        """The most that a rank holds besides its input and its result at one time."""
+        return memory_beyond_buffers(self.schedule, self.weight)
+
     @property
     def distance(self) -> dict[str, float]:
         """How many times the lower bound each term is; 1 is optimal."""
@@ -121,6 +127,7 @@ class Cost:
             "transfers": self.transfers,
             "span": self.span,
             "work": self.work,
+            "memory": self.memory,
             "sent": self.sent.tolist(),
             "received": self.received.tolist(),
             "reduced": self.reduced.tolist(),

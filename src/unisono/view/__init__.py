@@ -1,5 +1,6 @@
 """Schedules as pictures: as text, as SVG, and as an animated page.
 
+advice      when an algorithm is good and when not, in words
 facts       the sentences under every picture
 frames      the contents of all slots after each step
 text, svg   still pictures

@@ -20,6 +20,7 @@ import numpy as np
 from unisono.algorithms.library import schedule as named_schedule
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, Transfer
+from unisono.view.advice import advice, wrapped
 from unisono.view.explanation import Explanation
 from unisono.view.facts import facts
 from unisono.view.frames import (
@@ -38,19 +39,25 @@ _MAX_MOVES = 24
 
 
 def explain(
-    what: Schedule | str, algorithm: str = "ring", n: int = 4, *, root: int = 0
+    what: Schedule | str,
+    algorithm: str = "ring",
+    n: int = 4,
+    *,
+    root: int = 0,
+    lang: str = "en",
 ) -> Explanation:
     """The schedule drawn step by step, costed and proven; or ScheduleError.
 
     It is given as such, or by names as on the command line: a collective, an algorithm
     and a number of ranks. It is text; notebooks show it as a picture, or play it (see
-    `explanation`).
+    `explanation`). `lang`, en or zh, is the language that says when it is good.
     """
     schedule = (
         named_schedule(what, algorithm, n, root=root) if isinstance(what, str) else what
     )
     refuse_if_huge(schedule.n)
-    sentences = facts(schedule)
+    words = advice(schedule, lang)
+    sentences = [*facts(schedule), *words]
     lines = [*_head(schedule), "", picture(schedule), "", *_foot(sentences)]
     return Explanation("\n".join(lines), schedule)
 
@@ -83,9 +90,7 @@ def _head(schedule: Schedule) -> Iterator[str]:
 
 def _foot(sentences: list[tuple[str, str]]) -> Iterator[str]:
     for word, line in sentences:
-        yield textwrap.fill(
-            line, WIDTH, initial_indent=f"{word:<7}", subsequent_indent=" " * 7
-        )
+        yield from wrapped(word, line, WIDTH)
 
 
 def _grid(schedule: Schedule, frame: StepFrame) -> Iterator[str]:
