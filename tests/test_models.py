@@ -8,7 +8,16 @@ from torch import nn
 from torch.nn import functional
 
 from unisono.errors import BadArgument
-from unisono.models import MODELS, ModelShape, gpt, llama, of_size, parse_model
+from unisono.models import (
+    MODELS,
+    ModelShape,
+    bert,
+    gpt,
+    llama,
+    of_size,
+    parse_model,
+    usual_shape,
+)
 
 HIDDEN, HEADS, WIDE, WORDS, LENGTH = 64, 4, 176, 50, 32
 
@@ -78,13 +87,25 @@ def test_llama_parameters_are_those_of_a_torch_module(kv_heads):
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [
+        ("1B", 1_235_814_400),
         ("7B", 6_738_415_616),
         ("8B", 8_030_261_248),
         ("13B", 13_015_864_320),
         ("70B", 70_553_706_496),
+        ("405B", 405_853_388_800),
+        ("llama2-7b", 6_738_415_616),
+        ("llama2-13b", 13_015_864_320),
+        ("llama2-70b", 68_976_648_192),
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("mixtral-8x7b", 46_702_792_704),
+        ("bert-base", 109_482_240),
+        ("bert-large", 335_141_888),
+        ("resnet50", 25_557_032),
     ],
 )
-def test_named_llama_models_have_their_published_number_of_parameters(name, parameters):
+def test_named_models_have_their_published_number_of_parameters(name, parameters):
     assert MODELS[name].parameters == parameters
 
 
@@ -150,10 +171,36 @@ def test_experts_multiply_parameters_but_not_operations():
         ("layers=2,hidden=64", "llama:layers=2,hidden=64"),
         ("llama:layers=2,hidden=64,heads=4", "layers=2,hidden=64,heads=4,kv_heads=4"),
         ("3.5B", "3500M"),
+        ("Llama-2-7B", "llama2-7b"),
+        ("ResNet-50", "resnet50"),
+        ("bert:layers=24,hidden=1024,heads=16", "bert_large"),
     ],
 )
 def test_spellings_of_one_model_have_the_same_parameters(text, same):
     assert parse_model(text).parameters == parse_model(same).parameters
+
+
+def test_bert_is_a_gpt_with_another_embedding_and_a_pooler():
+    encoder, decoder = bert(positions=24), gpt(positions=24)
+    assert encoder.block == decoder.block
+    assert encoder.kept == decoder.kept
+    words = 30_522 * 768
+    assert encoder.embedding == words + (24 + 2) * 768
+    assert encoder.head == 2 * 768 + 768 * 768 + 768
+    both = encoder.attention_flops(100), decoder.attention_flops(100)
+    assert both[0] - both[1] == 2 * 100 * 768  # no causal mask
+
+
+@pytest.mark.parametrize(
+    ("text", "layers"), [("1K", 1), ("6.7B", 32), ("175B", 96), ("1T", 172)]
+)
+def test_layers_follow_the_number_of_parameters(text, layers):
+    model = parse_model(text)
+    assert (model.layers, model.hidden) == (layers, 0)
+    if layers > 1:
+        usual = usual_shape(model, positions=64)
+        assert usual.parameters == pytest.approx(model.parameters, rel=0.1)
+        assert parse_model(usual.name) == usual
 
 
 def test_default_mlp_is_four_times_as_wide_as_hidden():
@@ -173,7 +220,7 @@ def test_default_mlp_is_four_times_as_wide_as_hidden():
         ("legs=2", "expected each of layers, hidden"),
         ("gpt:layers=0", "layers = 0: expected 1 or more"),
         ("gpt:experts=4,top_k=5", "top_k = 5: expected 1..4"),
-        ("bert:layers=2", "unknown family of models 'bert'"),
+        ("t5:layers=2", "unknown family of models 't5'"),
     ],
 )
 def test_models_that_cannot_be_parsed_are_refused(text, message):

@@ -8,37 +8,42 @@ has weights of its own unless it is `tied`, as that of GPT-2 is:
             positions
     llama   RMSNorm, attention with `kv_heads` heads of keys and values, and a gated MLP
             of three matrices; no biases, no parameters for positions
+    bert    as gpt, but without a causal mask; its embedding has two types of segments
+            and a norm, and behind the last block is a pooler
 
 With `experts`, each block has that many MLPs and a gate; `top_k` of them process each
 token. A model may also be only a number of parameters (`hidden` is 0): then the blocks
-count as equal, and what depends on the shape is not known.
+count as equal, as many as a transformer of that size has, and what depends on the shape
+is not known.
 
     parse_model("8B")                    the Llama model that goes by this size
-    parse_model("gpt2-xl")
+    parse_model("llama2-70b")            Llama 2 or 3; gpt2-xl, mixtral-8x7b, bert-base
+    parse_model("resnet50")              a number of parameters by name
     parse_model("gpt:layers=12,hidden=768,vocabulary=256")
     parse_model("layers=32,hidden=4096,heads=32,kv_heads=8")     llama
     parse_model("3.5B")                  a number of parameters
     parse_model("train.py:Net")          a torch module, counted
 
 For each token a weight costs two operations forward, a product and a sum. Attention
-adds 4·sequence·hidden, of which a causal mask leaves half. Backward costs twice as
-much as forward, and another forward if activations are recomputed.
+adds 4·sequence·hidden, of which a causal mask leaves half (all but bert have one).
+Backward costs twice as much as forward, and another forward if activations are
+recomputed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import ceil
 from pathlib import Path
 from typing import Any
 
 from unisono.errors import BadArgument, MissingExtra, unknown, whole_number
 
-FAMILIES = ("gpt", "llama")
-UNKNOWN_LAYERS = 32
-"""Blocks of a model of which only the number of parameters is known."""
+FAMILIES = ("gpt", "llama", "bert")
+WIDTH_PER_LAYER = 128
+"""How much wider than deep a transformer is, more or less: 4096 and 32 blocks."""
 POSITIONS = 1024
 """Positions that a gpt has by default."""
 KEPT_BETWEEN = 4
@@ -130,7 +135,7 @@ class ModelShape:
     @property
     def mlp_weights(self) -> int:
         """Elements of its matrices: three if gated, else two."""
-        return (2 if self.family == "gpt" else 3) * self.hidden * self.feed_forward
+        return (2 if self._biases else 3) * self.hidden * self.feed_forward
 
     @property
     def gate(self) -> int:
@@ -144,19 +149,32 @@ class ModelShape:
 
     @property
     def final_norm(self) -> int:
-        """Parameters of the norm behind the last block; as any norm has."""
+        """Parameters of the norm behind the last block; as any norm has.
+
+        A bert has it behind the embedding.
+        """
         return self.hidden * (1 + self._biases)
 
     @property
     def embedding(self) -> int:
         """Parameters before the first block: an embedding of words and positions."""
-        return (self.vocabulary + self.positions) * self.hidden
+        return (self.vocabulary + self.places) * self.hidden
+
+    @property
+    def places(self) -> int:
+        """Rows of the embedding besides words: positions, and types of segments."""
+        return self.positions + (2 if self.family == "bert" else 0)
+
+    @property
+    def pooler(self) -> int:
+        """Parameters of the layer on the first token, which a bert has."""
+        return self.hidden * (self.hidden + 1) if self.family == "bert" else 0
 
     @property
     def head(self) -> int:
         """Parameters behind the last block: its norm and an output layer of its own."""
         own = 0 if self.tied else self.vocabulary * self.hidden
-        return own + self.final_norm
+        return own + self.final_norm + self.pooler
 
     @property
     def replicated(self) -> int:
@@ -178,7 +196,7 @@ class ModelShape:
 
     @property
     def _biases(self) -> int:
-        return int(self.family == "gpt")
+        return int(self.family != "llama")
 
     # --- activations, in tensors of hidden features per token
 
@@ -195,7 +213,7 @@ class ModelShape:
         the input and output of its activation function, or for a gated one also the
         other factor and the product. An expert also keeps its input and output.
         """
-        wide = (2 if self.family == "gpt" else 4) * self.feed_forward / self.hidden
+        wide = (2 if self._biases else 4) * self.feed_forward / self.hidden
         attention = 3 + 2 * self.kv_width / self.hidden
         return attention + (self.top_k * (2 + wide) if self.experts else wide)
 
@@ -203,7 +221,8 @@ class ModelShape:
 
     def attention_flops(self, sequence: int) -> float:
         """Operations of one block's attention for one token, forward."""
-        return 2.0 * self.attention_weights + 2.0 * sequence * self.hidden
+        products = 4.0 if self.family == "bert" else 2.0  # a causal mask leaves half
+        return 2.0 * self.attention_weights + products * sequence * self.hidden
 
     @property
     def mlp_flops(self) -> float:
@@ -282,9 +301,45 @@ def _sizes(hidden: int, sizes: dict[str, int]) -> dict[str, Any]:
     return defaults | sizes
 
 
-def of_size(name: str, parameters: int, layers: int = UNKNOWN_LAYERS) -> ModelShape:
-    """A model of which only the number of parameters is known."""
-    return ModelShape(name, layers, counted=parameters)
+def bert(
+    name: str = "bert",
+    *,
+    layers: int = 12,
+    hidden: int = 768,
+    vocabulary: int = 30_522,
+    positions: int = 512,
+    **sizes: int,
+) -> ModelShape:
+    """An encoder as BERT is; the weights of its head are those of the embedding."""
+    made = gpt(
+        name,
+        layers=layers,
+        hidden=hidden,
+        vocabulary=vocabulary,
+        positions=positions,
+        **sizes,
+    )
+    return replace(made, family="bert", tied=True)
+
+
+def of_size(name: str, parameters: int, layers: int = 0) -> ModelShape:
+    """A model of which only the number of parameters is known.
+
+    It has as many layers as a transformer of this size: 12·layers·hidden² parameters,
+    where hidden is 128·layers.
+    """
+    usual = round((parameters / 12 / WIDTH_PER_LAYER**2) ** (1 / 3))
+    return ModelShape(name, layers or max(usual, 1), counted=parameters)
+
+
+def usual_shape(model: ModelShape, positions: int = POSITIONS) -> ModelShape:
+    """A gpt of about as many parameters, for a model without a shape."""
+    layers = of_size(model.name, model.parameters).layers
+    sizes = {"layers": layers, "hidden": WIDTH_PER_LAYER * layers, "heads": layers}
+    listed = [
+        f"{key}={size}" for key, size in {**sizes, "positions": positions}.items()
+    ]
+    return gpt(f"gpt:{','.join(listed)}", **sizes, positions=positions)
 
 
 MODELS = {
@@ -295,15 +350,28 @@ MODELS = {
         gpt("gpt2-large", layers=36, hidden=1280, heads=20, tied=True),
         gpt("gpt2-xl", layers=48, hidden=1600, heads=25, tied=True),
         gpt("gpt3", layers=96, hidden=12_288, heads=96, positions=2048),
-        ModelShape("1B", 16, 2048, 8192, 32, 8, 128_256),
-        ModelShape("7B", 32, 4096, 11_008, 32, 32, 32_000),
-        ModelShape("8B", 32, 4096, 14_336, 32, 8, 128_256),
-        ModelShape("13B", 40, 5120, 13_824, 40, 40, 32_000),
-        ModelShape("70B", 80, 8192, 28_672, 64, 8, 128_256),
-        ModelShape("405B", 126, 16_384, 53_248, 128, 8, 128_256),
+        ModelShape("1B", 16, 2048, 8192, 32, 8, 128_256, tied=True),
+        ModelShape("llama2-7b", 32, 4096, 11_008, 32, 32, 32_000),
+        ModelShape("llama2-13b", 40, 5120, 13_824, 40, 40, 32_000),
+        ModelShape("llama2-70b", 80, 8192, 28_672, 64, 8, 32_000),
+        ModelShape("llama3-8b", 32, 4096, 14_336, 32, 8, 128_256),
+        ModelShape("llama3-70b", 80, 8192, 28_672, 64, 8, 128_256),
+        ModelShape("llama3-405b", 126, 16_384, 53_248, 128, 8, 128_256),
+        ModelShape("mixtral-8x7b", 32, 4096, 14_336, 32, 8, 32_000, experts=8),
+        bert("bert-base", layers=12, hidden=768, heads=12),
+        bert("bert-large", layers=24, hidden=1024, heads=16),
+        of_size("resnet50", 25_557_032, layers=16),
     )
 }
-"""By name; those that are named by a size have the shapes of the Llama models."""
+"""By name, with the published numbers of parameters."""
+_BY_SIZE = {
+    **dict.fromkeys(("7B", "13B"), "llama2"),
+    **dict.fromkeys(("8B", "70B", "405B"), "llama3"),
+}
+MODELS |= {
+    size: replace(MODELS[f"{family}-{size.lower()}"], name=size)
+    for size, family in _BY_SIZE.items()
+}
 
 _KEYS = (
     *("layers", "hidden", "feed_forward", "heads", "kv_heads", "vocabulary"),
@@ -316,9 +384,9 @@ SPELLINGS = "a shape as gpt:layers=12,hidden=768, a size as 3.5B, or file.py:Nam
 
 def parse_model(text: str) -> ModelShape:
     """The model that a name, a shape, a number of parameters or a file means."""
-    known = {name.lower(): model for name, model in MODELS.items()}
-    if text.lower() in known:
-        return known[text.lower()]
+    known = {_plain(name): model for name, model in MODELS.items()}
+    if _plain(text) in known:
+        return known[_plain(text)]
     if ".py:" in text:
         return _module(text)
     if "=" in text:
@@ -330,6 +398,11 @@ def parse_model(text: str) -> ModelShape:
             raise BadArgument(f"model {text}: expected one parameter or more")
         return of_size(text, count)
     raise BadArgument(f"{unknown('model', text, MODELS)} (or {SPELLINGS})")
+
+
+def _plain(name: str) -> str:
+    """The name without what people spell differently: Llama-2-7b is llama2-7b."""
+    return re.sub("[-_ ]", "", name.lower())
 
 
 def _shape(text: str) -> ModelShape:
@@ -347,8 +420,8 @@ def _shape(text: str) -> ModelShape:
                 "once, with a number, as in gpt:layers=12,hidden=768"
             )
         sizes[key] = int(value)
-    if family == "gpt":
-        return gpt(text, **sizes)
+    if family in ("gpt", "bert"):
+        return (gpt if family == "gpt" else bert)(text, **sizes)
     if not {"layers", "hidden"} <= set(sizes):
         raise BadArgument(f"model {text}: layers and hidden are needed")
     return llama(text, **sizes)

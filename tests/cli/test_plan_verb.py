@@ -75,6 +75,41 @@ def test_plan_compare_says_that_fsdp_sends_half_as_much_again(run):
     assert fsdp == pytest.approx(1.5 * ddp, rel=0.01)
 
 
+def test_plan_compare_shows_the_other_way_round(run):
+    _, out, _ = run("plan", "7B", "-n", "4", "--compare")
+    assert "Why not the other way round?" in out
+    assert "that is zero" in " ".join(out.split())
+    _, out, _ = run("plan", "7B", "-n", "4", "--compare", "--json")
+    result = json.loads(out)
+    (ddp, *_, fsdp) = result["strategies"][:4]
+    gradients, parameters, reduced = result["the_other_way"]
+    assert gradients["sent"] == ddp["sent"]
+    assert gradients["calls"] == 2 * ddp["calls"]
+    assert parameters["sent"] == fsdp["sent"] == pytest.approx(1.5 * ddp["sent"])
+    assert parameters["memory"] == gradients["memory"] == ddp["memory"]
+    assert reduced["sent"] == pytest.approx(4 / 3 * fsdp["sent"])
+    assert reduced["memory"] == fsdp["memory"]
+    assert "the_other_way" not in json.loads(run("plan", "7B", "--json")[1])
+
+
+def test_plan_of_a_trillion_parameters_fits(run):
+    _, out, _ = run("plan", "1T", "-n", "1024", "--memory", "80G")
+    assert "172 equal layers are assumed" in out
+    assert "80 GiB: use fsdp, the simplest that fits" in out
+    mesh = ("--mesh", "pp=128,dp=8", "--batch", "8192", "--memory", "120G")
+    assert "use ddp, the simplest that fits" in run("plan", "1T", *mesh)[1]
+
+
+def test_plan_suggests_a_shape_where_a_number_alone_does_not_fit(run):
+    how = ("--batch", "64", "--tokens", "64", "--dtype", "bfloat16")
+    _, out, _ = run("plan", "5B", "-n", "8", *how, "--memory", "500M")
+    last = out.splitlines()[-1]
+    assert "without a shape; plan gpt:layers=29,hidden=3712,heads=29" in last
+    shape, mesh = last.partition("plan ")[2].split(", of ")[0], last.split("--mesh ")[1]
+    how = (*how, "--memory", "500M", "--mesh", mesh.split()[0])
+    assert "the simplest that fits" in run("plan", shape, *how)[1]
+
+
 def test_plan_json_has_the_parameters_of_the_model(run):
     _, out, _ = run(
         "plan",

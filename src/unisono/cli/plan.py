@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, fields, replace
+from textwrap import fill
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from unisono.cli.output import parse_world, print_json, print_row
 from unisono.errors import BadArgument, unknown
-from unisono.models import ModelShape, parse_model
+from unisono.models import ModelShape, parse_model, usual_shape
 from unisono.parallel.estimate import (
     Axes,
     Estimate,
@@ -19,10 +20,13 @@ from unisono.parallel.estimate import (
     first_that_fits,
     idle,
     on_mesh,
+    the_other_way,
 )
 from unisono.units import format_bytes, parse_bytes
 
 _ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+_MORE = (2, 4, 8, 16, 32, 64, 128)
+"""How many times the ranks are tried where nothing fits."""
 _OPTIMIZERS = {"adam": 2.0, "momentum": 1.0, "sgd": 0.0}
 _COLUMNS = (
     "strategy",
@@ -56,6 +60,21 @@ rank then uses for the same step; fsdp (and zero) gathers the new parameters ins
 That costs the same once (zero), and half as much again where they are freed after
 forward and gathered for backward (fsdp)."""
 
+_OTHER_WAY = """\
+
+Why not the other way round?
+"""
+_REASONS = (
+    "ddp, reduce_scatter and all_gather of gradients: an all_reduce in two calls. It "
+    "pays once a rank steps only its shard between them: that is zero.",
+    "ddp, all_gather of parameters (twice) and reduce_scatter: bytes for parameters "
+    "that every rank has; no memory is saved.",
+    "fsdp, all_reduce of gradients: every rank gets all sums, and uses 1/n of them; no "
+    "memory is saved.",
+)
+_FORMULAS = ("2(n-1)/n P", "3(n-1)/n P")
+_OTHER_FORMULAS = ("2(n-1)/n P", "3(n-1)/n P", "4(n-1)/n P")
+
 
 def plan(
     model: str = "gpt2",
@@ -81,8 +100,9 @@ def plan(
     Parameters
     ----------
     model
-        gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3; 1B, 7B, 8B, 13B, 70B, 405B (Llama
-        shapes); gpt:layers=12,hidden=768,vocabulary=256 or layers=32,hidden=4096 (with
+        gpt2, gpt2-medium, gpt2-large, gpt2-xl, gpt3; llama2-7b, -13b, -70b, llama3-8b,
+        -70b, -405b (or 7B, 8B, 13B, 70B, 405B; 1B); mixtral-8x7b; bert-base, -large;
+        resnet50; gpt:layers=12,hidden=768,vocabulary=256 or layers=32,hidden=4096 (with
         experts=8,top_k=2 a mixture of experts); another number of parameters, as 3.5B;
         or file.py:Name, a torch module to count.
     n
@@ -102,7 +122,8 @@ def plan(
     memory
         Memory of a rank, as 24G: shows what fits, and what to try if nothing does.
     compare
-        Compare ddp and fsdp: what each sends, and why.
+        Compare ddp and fsdp: what each sends, and why; and what the other way round,
+        each with the collectives of the other, would cost.
     json
         Print a JSON document.
     """
@@ -129,12 +150,14 @@ def plan(
         )
     advice = _advice(shape, at, limit, rows) if limit else ""
     if json:
+        other = the_other_way(shape, at)
         print_json(
             {
                 "model": shape.as_dict(),
                 "mesh": mesh,
-                "strategies": [{**asdict(row), "memory": row.memory} for row in rows],
+                "strategies": _as_data(rows),
                 "advice": advice,
+                **({"the_other_way": _as_data(other)} if compare else {}),
             }
         )
     elif compare:
@@ -194,12 +217,34 @@ def _print_comparison(model: ModelShape, at: Setting, rows: list[Estimate]) -> N
     for name, one, other in (
         ("memory", format_bytes(ddp.memory), format_bytes(fsdp.memory)),
         ("sent per step", format_bytes(ddp.sent), format_bytes(fsdp.sent)),
-        ("as a formula", "2(n-1)/n P", "3(n-1)/n P"),
+        ("as a formula", *_FORMULAS),
         ("calls per step", str(ddp.calls), str(fsdp.calls)),
     ):
         print(f"{name:<22}{one:<27}{other}")
     print(_WINS)
+    _print_other_way(model, at, ddp, fsdp)
     print(f"\n# {model.name}, {at.n} ranks, {at.batch} x {at.length} tokens per step")
+
+
+def _print_other_way(
+    model: ModelShape, at: Setting, ddp: Estimate, fsdp: Estimate
+) -> None:
+    """What each would cost with the collectives of the other."""
+    print(_OTHER_WAY)
+    widths = (24, -10, -11, -6, 12)
+    print_row(("", "memory", "sent/step", "calls", "  as a formula"), widths)
+    rows = [ddp, fsdp, *the_other_way(model, at)]
+    formulas = (*_FORMULAS, *_OTHER_FORMULAS)
+    for row, formula in zip(rows, formulas, strict=True):
+        sizes = format_bytes(row.memory), format_bytes(row.sent), str(row.calls)
+        print_row((row.strategy, *sizes, f"  {formula}"), widths)
+    print()
+    for reason in _REASONS:
+        print(fill(f"- {reason}", 88, subsequent_indent="  "))
+
+
+def _as_data(rows: list[Estimate]) -> list[dict[str, object]]:
+    return [{**asdict(row), "memory": row.memory} for row in rows]
 
 
 def _print_axes(at: Setting, axes: Axes, rows: list[Estimate]) -> None:
@@ -219,14 +264,30 @@ def _advice(model: ModelShape, at: Setting, limit: int, rows: list[Estimate]) ->
         return f"{room}: use {fits.strategy}, the simplest that fits"
     if choice := _fitting(model, at, limit):
         return f"{room}: none of these fits on {at.n} ranks; {choice} does"
-    for factor in (2, 4, 8, 16, 32, 64, 128):
+    for factor in _MORE:
         more = replace(at, n=at.n * factor)
         if choice := _fitting(model, more, limit):
             return (
                 f"{room}: nothing fits on {at.n} ranks; {choice} does on "
                 f"{more.n}. Or recompute activations, or use fewer bytes per number"
             )
-    return f"{room}: nothing fits on up to {128 * at.n} ranks; use a smaller model"
+    most = _MORE[-1] * at.n
+    if not model.hidden and (choice := _shaped(model, at, limit)):
+        return f"{room}: nothing fits on up to {most} ranks without a shape; {choice}"
+    return f"{room}: nothing fits on up to {most} ranks; use a smaller model"
+
+
+def _shaped(model: ModelShape, at: Setting, limit: int) -> str:
+    """The mesh for a transformer of about this size: its layers can be divided."""
+    shape = usual_shape(model, at.length)
+    for factor in (1, *_MORE):
+        more = replace(at, n=at.n * factor)
+        if best := best_mesh(shape, more, limit):
+            return (
+                f"plan {shape.name}, of about this size, fits on {more.n}: --mesh "
+                f"{best[0]} ({best[1].strategy})"
+            )
+    return ""
 
 
 def _fitting(model: ModelShape, at: Setting, limit: int) -> str:

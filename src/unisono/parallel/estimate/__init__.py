@@ -10,6 +10,7 @@ from unisono.parallel.estimate.strategies import (
     Setting,
     estimates,
     first_that_fits,
+    the_other_way,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "first_that_fits",
     "idle",
     "on_mesh",
+    "the_other_way",
 ]

@@ -19,7 +19,7 @@ buffers, a few numbers per token, buckets in flight. `meshes` combines them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import ceil
 
 from unisono.errors import BadArgument, whole_number
@@ -106,6 +106,26 @@ def data_parallel(
     yield Estimate("fsdp", mine, p / n, k * p / n, kept, thrice, 3 * units)
 
 
+def the_other_way(model: ModelShape, at: Setting) -> list[Estimate]:
+    """DDP with the collectives of FSDP, and FSDP with that of DDP.
+
+    - ddp by reduce_scatter and all_gather of gradients: an all_reduce in two calls.
+    - ddp that gathers parameters as fsdp does, though it has them.
+    - fsdp by all_reduce of gradients: a rank gets all sums, and uses those of its
+      shard.
+    """
+    rows = {row.strategy: row for row in _of_weights(model, at)}
+    ddp, fsdp = rows["ddp"], rows["fsdp"]
+    once = all_gather(at.n, model.parameters * at.itemsize)
+    return [
+        replace(ddp, strategy="ddp, gathers gradients", calls=2 * ddp.calls),
+        replace(
+            ddp, strategy="ddp, gathers parameters", sent=3 * once, calls=fsdp.calls
+        ),
+        replace(fsdp, strategy="fsdp, all_reduce", sent=4 * once),
+    ]
+
+
 def _of_activations(model: ModelShape, at: Setting) -> Iterator[Estimate]:
     """Strategies that send activations: each rank has a part of model or sequence."""
     n, k, size = at.n, at.optimizer, at.itemsize
@@ -158,9 +178,9 @@ def stage(model: ModelShape, layers: int, pp: int, tp: int = 1) -> float:
     if not model.hidden:
         return model.parameters / pp
     words = model.vocabulary * model.hidden / tp
-    ends = words + model.positions * model.hidden
+    ends = words + model.places * model.hidden
     if pp == 1:  # otherwise the head and its norm are on the last stage
-        ends += (0 if model.tied else words) + model.final_norm
+        ends += (0 if model.tied else words) + model.final_norm + model.pooler
     return layers * sharded_block(model, tp) + ends
 
 
