@@ -37,6 +37,7 @@ from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.shared_arrays import shared_array
 from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core
+from unisono.runtime.failing import fail_together
 from unisono.runtime.observe import explain, recorder
 from unisono.runtime.plan.plans import CODES
 from unisono.runtime.redistribution import redistribute
@@ -248,13 +249,17 @@ class Communicator:
         counts: Sequence[int] | None = None,
         **how: Unpack[Options],
     ) -> Any:
-        """Give each rank its rows of the root's x; all but the root give `out`."""
+        """Give each rank its rows of the root's x.
+
+        All but the root give `out`, or an x as large as the root's, which is not read.
+        """
         array, other = (x, out) if root == self.rank else (out, None)
         key = _SCATTER, array, other, None, root, how
         plain = counts is None and out is not None
         if plain and (state := self._quick(*key)):
             return out if state == 1 else self.core.outcome(state)
-        call = arguments.scatter(self._position, x, out, root, counts)
+        with fail_together(self, "an error: scatter's out", how.get("timeout_s")):
+            call = arguments.scatter(self._position, x, out, root, counts)
         return self.core.run(call, _COPIES, CallOptions(**how), key if plain else None)
 
     def all_to_all(

@@ -6,7 +6,8 @@ import pytest
 import unisono
 from conformance import bits, same
 from unisono.dtypes import DTYPES, numpy_dtype
-from unisono.errors import BadArgument, NotOffered, UsageError
+from unisono.errors import BadArgument, CollectiveMismatch, NotOffered
+from unisono.testing import world
 
 N = 3
 SUM = sum(range(1, N + 1))
@@ -377,16 +378,58 @@ def test_algorithm_of_another_collective_is_refused(worlds):
     worlds(2).run(refused)
 
 
-def test_scatter_needs_out_on_other_ranks(worlds):
+def test_scatter_without_out_is_an_error_on_all_ranks_at_once():
+    """The root does not wait for those that lack an array, nor do others."""
+
     def scattered(comm):
         x = np.arange(6.0) if comm.rank == 0 else None
-        if comm.rank:
-            with pytest.raises(UsageError, match="out= is required"):
-                comm.scatter(x)
-        out = np.empty(2)
-        return comm.scatter(x, out=out).tolist()
+        out = np.empty(2) if comm.rank == 1 else None
+        if comm.rank == 2:
+            with pytest.raises(BadArgument, match="out= is required"):
+                comm.scatter(x, out=out, timeout_s=600)
+        else:
+            with pytest.raises(
+                CollectiveMismatch, match="an error: scatter's out"
+            ) as e:
+                comm.scatter(x, out=out, timeout_s=600)
+            assert 2 in e.value.calls
 
-    assert worlds(N).run(scattered) == [[0, 1], [2, 3], [4, 5]]
+    world(N).run(scattered)
+
+
+def test_wrong_x_of_the_root_is_an_error_on_all_ranks_at_once():
+    def scattered(comm):
+        if comm.rank:
+            with pytest.raises(CollectiveMismatch, match="rank 0"):
+                comm.scatter(out=np.empty(2), timeout_s=600)
+        else:
+            with pytest.raises(BadArgument, match="cannot be divided evenly"):
+                comm.scatter(np.arange(7.0), timeout_s=600)
+
+    world(N).run(scattered)
+
+
+def test_scatter_takes_the_shape_of_x_where_there_is_no_out(worlds):
+    def scattered(comm):
+        x = np.arange(12.0).reshape(6, 2) if comm.rank == 1 else np.zeros((6, 2))
+        even = comm.scatter(x, root=1)
+        counts = [3, 0, 3]
+        uneven = comm.scatter(x, root=1, counts=counts)
+        return even[:, 0].tolist(), uneven[:, 0].tolist()
+
+    assert worlds(N).run(scattered) == [
+        ([0, 2], [0, 2, 4]),
+        ([4, 6], []),
+        ([8, 10], [6, 8, 10]),
+    ]
+
+
+def test_scatter_with_another_shape_of_x_is_a_mismatch():
+    def scattered(comm):
+        with pytest.raises(CollectiveMismatch):
+            comm.scatter(np.zeros((3, 2 + comm.rank)), timeout_s=600)
+
+    world(N).run(scattered)
 
 
 # --- buffers of the communicator

@@ -10,8 +10,8 @@ descriptions of what they set up: one hash each if they agree, the text only if 
 An error that occurs on one rank is seen by that rank alone, while the others already
 wait for it. During setup, its message is sent to them. In a step that would cost a
 message every time, so there the failing rank makes a call that matches no other rank's
-call (`fail_together`): all ranks raise at once, and see which rank made it and why.
-Where ranks wait for messages and not for collectives, the failing rank closes its
+call (`runtime/failing.py`): all ranks raise at once, and see which rank made it and
+why. Where ranks wait for messages and not for collectives, the failing rank closes its
 communicator (`close_on_error`), and they raise PeerLost.
 """
 
@@ -19,20 +19,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 import numpy as np
 
-from unisono.errors import (
-    CollectiveMismatch,
-    CollectiveTimeout,
-    TransportError,
-    UnisonoError,
-)
+from unisono.errors import CollectiveMismatch, UnisonoError
 from unisono.runtime.communicator import Communicator
-
-_BROKEN = CollectiveMismatch, CollectiveTimeout, TransportError
-"""After these errors a communicator has failed on all ranks."""
+from unisono.runtime.failing import BROKEN
 
 
 def check_same(comm: Communicator, where: str, settings: Sequence[str]) -> None:
@@ -59,23 +52,6 @@ def setup_together(comm: Communicator, where: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def fail_together(comm: Communicator, reason: str) -> Iterator[None]:
-    """A check within a step: if it fails on this rank, all other ranks raise as well.
-
-    `reason` is what they see of it, in 28 characters at most. If all ranks fail at the
-    same place, their calls match, and each rank raises its own error.
-    """
-    try:
-        yield
-    except _BROKEN:
-        raise
-    except UnisonoError:
-        with suppress(UnisonoError):  # the others raise that; this rank, its own
-            comm.barrier(label=reason)
-        raise
-
-
-@contextmanager
 def close_on_error(comm: Communicator) -> Iterator[None]:
     """Work for which other ranks wait in `recv`: if it fails, close the communicator.
 
@@ -90,7 +66,7 @@ def close_on_error(comm: Communicator) -> Iterator[None]:
 
 def close_after(comm: Communicator, error: BaseException) -> None:
     """Close the communicator, unless the error shows that it failed on all ranks."""
-    if comm.world_size > 1 and not isinstance(error, _BROKEN):
+    if comm.world_size > 1 and not isinstance(error, BROKEN):
         comm.close()
 
 

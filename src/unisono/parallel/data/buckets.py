@@ -29,11 +29,11 @@ from torch.autograd import Variable
 from torch.utils._pytree import tree_leaves
 
 from unisono.errors import BadArgument, UsageError
-from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.common.flat import needs_grad, offsets, views
 from unisono.parallel.common.module_state import NamedParameters
 from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 MIB = 1 << 20
 FIRST_BUCKET_BYTES = MIB

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import BadArgument, UsageError
-from unisono.parallel.common.agreement import fail_together, setup_together
+from unisono.parallel.common.agreement import setup_together
 from unisono.parallel.common.clipping import clip_grad_norm_
 from unisono.parallel.common.local_shard import (
     full_optimizer_state,
@@ -37,6 +37,7 @@ from unisono.parallel.common.optimizers import refuse_closure
 from unisono.parallel.common.shard_math import divide_evenly
 from unisono.parallel.data.served_parameters import ServedParameters
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 
 class ParameterServer(ServedParameters, Optimizer):

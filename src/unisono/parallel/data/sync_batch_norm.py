@@ -19,8 +19,8 @@ from torch.autograd import Function
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from unisono.errors import BadArgument
-from unisono.parallel.common.agreement import fail_together
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 
 class _Normalise(Function):

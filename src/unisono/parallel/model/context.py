@@ -40,11 +40,12 @@ from torch.nn import functional
 
 from unisono.errors import BadArgument
 from unisono.parallel.common import functions
-from unisono.parallel.common.agreement import check_same, fail_together, setup_together
+from unisono.parallel.common.agreement import check_same, setup_together
 from unisono.parallel.common.opaque import opaque
 from unisono.parallel.common.shard_math import divide_evenly
 from unisono.parallel.model.context_shards import blocks, token_order
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 # --- the ring
 

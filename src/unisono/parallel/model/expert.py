@@ -38,11 +38,12 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument, whole_number
 from unisono.parallel.common import functions
-from unisono.parallel.common.agreement import fail_together, setup_together
+from unisono.parallel.common.agreement import setup_together
 from unisono.parallel.common.marking import forbid_assign, mark_sharded
 from unisono.parallel.common.module_state import sync_module_state
 from unisono.parallel.common.shard_math import divide_evenly
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 
 class _Route(NamedTuple):

@@ -17,10 +17,10 @@ from torch.nn import functional
 
 from unisono.errors import BadArgument
 from unisono.parallel.common import functions
-from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.model.sharded_layer import Shard, ShardedLayer, Ties
 from unisono.parallel.model.shared_input import SharedInput
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 
 class ColumnLinear(ShardedLayer):

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from unisono.errors import BadArgument
 from unisono.parallel.common import functions
-from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.common.placement import is_sharded
 from unisono.parallel.common.shard_math import divide_evenly
 from unisono.parallel.model.linear import ColumnLinear, RowLinear
@@ -48,6 +47,7 @@ from unisono.parallel.model.tensor import (
 from unisono.parallel.model.vocabulary import VocabularyEmbedding
 from unisono.runtime.call.options import Options
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 
 class SequenceColumnLinear(ColumnLinear):

@@ -30,7 +30,6 @@ from torch.autograd import Variable
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import tree_leaves
 
-from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.common.clipping import clip_grad_norm_
 from unisono.parallel.common.flat import CPU, BufferPool, needs_grad
 from unisono.parallel.common.local_shard import LocalShard
@@ -51,6 +50,7 @@ from unisono.parallel.sharded.step_check import (
     reports_new_shards,
 )
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 
 class FSDP(FullState):

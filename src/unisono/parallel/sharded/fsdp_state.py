@@ -17,7 +17,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from unisono.errors import BadArgument
-from unisono.parallel.common.agreement import fail_together
 from unisono.parallel.common.local_shard import (
     LocalShard,
     full_module_state,
@@ -27,6 +26,7 @@ from unisono.parallel.common.local_shard import (
 )
 from unisono.parallel.common.marking import refuse_assign
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 
 class FullState(nn.Module):

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from unisono.errors import BadArgument, UsageError
-from unisono.parallel.common.agreement import fail_together, setup_together
+from unisono.parallel.common.agreement import setup_together
 from unisono.parallel.common.clipping import clip_grad_norm_
 from unisono.parallel.common.local_shard import (
     full_optimizer_state,
@@ -47,6 +47,7 @@ from unisono.parallel.sharded.fsdp import FSDP
 from unisono.parallel.sharded.fsdp_policy import UnitPolicy
 from unisono.parallel.sharded.zero_buckets import ZeroBuckets
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.failing import fail_together
 
 Groups = Iterable[dict[str, Any]]
 

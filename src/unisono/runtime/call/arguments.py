@@ -170,10 +170,7 @@ def scatter(
         source = readable(x, "scatter")
         return _scattering("scatter", at, source, out, counts, root)
     if out is None:
-        raise BadArgument(
-            f"scatter on rank {at.rank}: out= is required on ranks that are not "
-            "the root: an array for this rank's rows"
-        )
+        out = _like_rows(at, x, counts)
     target, finish = target_of(out, "scatter")
     rows = _rows("scatter", at, counts, target.rows * at.n)
     if target.rows != rows[at.rank]:
@@ -183,6 +180,19 @@ def scatter(
     elements = _elements(rows, target.row, even=counts is None)
     shape = _rows_of_all(rows, target)
     return Call("scatter", elements, None, target, out, finish, root, shape)
+
+
+def _like_rows(at: Position, x: Any, counts: Sequence[int] | None) -> Any:
+    """An array for this rank's rows of a root's x that is as large as the x here."""
+    if x is None:
+        raise BadArgument(
+            f"scatter on rank {at.rank}: out= is required on ranks that are not the "
+            "root, an array for this rank's rows; or an x that is as large as the "
+            "root's and of its type"
+        )
+    like = readable(x, "scatter")
+    rows = _rows("scatter", at, counts, like.rows)
+    return new_like(like.array, (rows[at.rank], *like.shape[1:]))
 
 
 def all_to_all(
