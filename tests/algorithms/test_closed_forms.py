@@ -110,6 +110,9 @@ def two_logs(p: int) -> int:
     return 2 * int(ceil_log2(p))
 
 
+FOLDED = [p for p in EVERY if p > 3 and prime_factors(p) == [p]]
+"""What a butterfly folds onto a power of two."""
+
 LAWS = [
     Law("all_reduce", "naive", EVERY, alike(lambda p: p - 1)),
     Law("all_reduce", "parameter_server", EVERY, one_server),
@@ -145,9 +148,10 @@ LAWS = [
     Law(
         "all_reduce",
         "butterfly",
-        EVERY,
+        [p for p in EVERY if p not in FOLDED],
         optimal_in(lambda p: 2 * sum(f - 1 for f in prime_factors(p))),
     ),
+    Law("all_reduce", "butterfly", FOLDED, halving_folded),
     Law(
         "all_reduce",
         "butterfly:radix=4",
@@ -246,3 +250,17 @@ THIRTEEN = {
 def test_thirteen_ranks_cost_as_in_the_reference(name):
     made = schedule("all_reduce", name, 13)
     assert counted(made) == (13, *exact(THIRTEEN[name]))
+
+
+@pytest.mark.parametrize("what", ["all_reduce", "reduce_scatter", "all_gather"])
+def test_butterfly_of_a_prime_has_fewer_rounds_than_a_ring(what):
+    """From 7 on, an all_reduce from 5 on; smaller ones have as many."""
+    for p in FOLDED:
+        made, ring = schedule(what, "butterfly", p), schedule(what, "ring", p)
+        rounds = made.verify().schedule.cost().rounds
+        logs = p.bit_length() - 1
+        if p == 5 and what != "all_reduce":
+            assert rounds == ring.cost().rounds == 4
+        else:
+            assert rounds == (2 if what == "all_reduce" else 1) * logs + 2
+            assert rounds < ring.cost().rounds
