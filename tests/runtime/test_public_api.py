@@ -26,6 +26,25 @@ def test_reduce_op_constants_and_avg_name_the_same_reductions():
     assert {str(op) for op in ReduceOp} == set(OPS)
 
 
+@pytest.mark.parametrize("algorithm", ["naive", "ring", "tree", "halving_doubling"])
+def test_mean_of_integers_is_the_exact_quotient_towards_zero(algorithm):
+    """Also above 2^53, where a float64 has no odd numbers; sums wrap before."""
+    large = (1 << 60) + 1
+    values = [[large, -7, 100], [large, 0, 100], [large, -1, 100]]
+
+    def rank(comm):
+        x = np.array(values[comm.rank] * 3)  # nine elements, divided by every algorithm
+        mean = comm.all_reduce(x.copy(), op="mean", algorithm=algorithm)
+        assert mean.dtype == np.int64
+        assert mean.tolist() == [large, -2, 100] * 3  # -8 / 3
+        small = comm.all_reduce(x.astype(np.int8), op="mean", algorithm=algorithm)
+        assert small.tolist() == [1, -2, 14] * 3  # 300 wraps to 44
+        unsigned = comm.all_reduce(np.full(9, 255, np.uint8), op="avg")
+        assert unsigned.tolist() == [84] * 9  # 765 wraps to 253
+
+    world(3).run(rank)
+
+
 def test_size_is_world_size():
     assert world(3).run(lambda comm: comm.size) == [3, 3, 3]
 
