@@ -154,6 +154,7 @@ WRONG = [
     ((0, 2), {}, r"to = 2: the array has 2 dimensions; .* -2\.\.1"),
     ((0, "partial"), {}, "no one way to make summands"),
     ((0, 1), {"op": "max"}, "nothing is reduced from 0"),
+    (("replicated", 1), {"op": "max"}, "nothing is reduced from 'replicated'"),
     (("partial", 1), {"op": np.add}, "expected the name of a reduction"),
     ((0, 1), {"shape": (5, 8)}, "by shape= this rank has"),
     ((0, 1), {"shape": (4,)}, "has 1 dimensions, x has 2"),

@@ -56,6 +56,11 @@ def as_cut(name: str, given: Any, num_dims: int) -> Cut:
     return dim % num_dims
 
 
+def is_partial(given: Any) -> bool:
+    """Whether it means summands."""
+    return _says(given, "is_partial") or (isinstance(given, str) and given == PARTIAL)
+
+
 def is_dimension(given: Any) -> bool:
     """Whether it means a cut along a dimension, be that a possible one or not."""
     return _says(given, "is_shard") or hasattr(given, "__index__")

@@ -35,6 +35,7 @@ from unisono.runtime.cuts import (
     along,
     as_cut,
     is_dimension,
+    is_partial,
 )
 
 _COPIES = Reduction("sum")
@@ -224,7 +225,7 @@ def _reduction(from_: Any, op: Any) -> Reduction:
             f"redistribute: op = {reduction.name}: expected the name of a reduction; "
             "all_reduce and reduce_scatter take functions and factors"
         )
-    if reduction.op != "sum" and (from_ is None or is_dimension(from_)):
+    if reduction.op != "sum" and not is_partial(from_):
         raise BadArgument(
             f"redistribute: op = {reduction.name}: nothing is reduced from {from_!r}; "
             "leave op= out, or give from_='partial'"
