@@ -75,6 +75,19 @@ def test_parts_of_any_size_become_those_of_the_rule_and_back():
     world(n).run(rank)
 
 
+def test_ranks_of_several_hosts_redistribute():
+    whole = whole_of((5, 7))
+
+    def rank(comm):
+        columns = comm.redistribute(part(whole, 0, comm.rank, 4), 0, 1)
+        assert (columns == part(whole, 1, comm.rank, 4)).all()
+        assert (comm.redistribute(columns, 1, None) == whole).all()
+        rows = comm.redistribute(whole, "partial", 0)
+        assert (rows == 4 * part(whole, 0, comm.rank, 4)).all()
+
+    world(4, hosts=(0, 0, 1, 2)).run(rank)
+
+
 def test_bytes_are_those_of_the_collective_alone():
     def rank(comm):
         def sent(old, new):

@@ -66,6 +66,8 @@ def algorithms(
     world = parse_world(n)
     if json and csv_:
         raise BadArgument("choose one of --json and --csv")
+    if csv_ and lang != LANGUAGES[0]:
+        raise BadArgument("--csv has no words, so leave out --lang; --json has them")
     if world < 1:
         raise BadArgument(f"-n {n}: a world has at least one rank")
     chosen = [a for (c, _), a in library().items() if only in ("", c)]

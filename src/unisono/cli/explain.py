@@ -13,6 +13,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from unisono.algorithms import LANGUAGES
 from unisono.algorithms import schedule as make
 from unisono.algorithms.library import advice_on
 from unisono.cli import _chosen
@@ -93,6 +94,8 @@ def explain(
     world, nbytes = parse_world(n), parse_bytes(size) if size else 0
     files = {"--svg": svg_file, "--html": html_file}
     wanted = [option for option, file in files.items() if file is not None]
+    if lang != LANGUAGES[0] and (on or wanted):
+        raise BadArgument("--lang is for text and --json; not for --svg, --html, --on")
     if on or not algorithm:
         if on != "this" or algorithm or wanted:
             raise BadArgument("explain: ALGORITHM: name one, or use --on this instead")
