@@ -304,4 +304,6 @@ def test_options_of_top_are_frozen(capfd):
     assert "Example: unisono top" in out
     words = {w.strip("│ ,():.;") for w in out.split()}
     options = {w for w in words if w.startswith("--")}
-    assert options == {"--every", "--json", "--once"}
+    assert options == {
+        *("--every", "--json", "--listen", "--once", "--open", "--port", "--web")
+    }

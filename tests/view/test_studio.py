@@ -16,7 +16,8 @@ from unisono.errors import BadArgument
 from unisono.simulate import simulate, to_chrome
 from unisono.view import studio_answers
 from unisono.view.assets import text
-from unisono.view.studio import POLICY, Studio
+from unisono.view.server import POLICY
+from unisono.view.studio import Studio
 
 
 @pytest.fixture(scope="module")

@@ -46,13 +46,14 @@ class TrafficTable:
 
     `guessed` is how many bytes since the last snapshot were assigned in proportion to
     calls that were seen, since there were too many; `missing` are ranks that did not
-    answer.
+    answer; `rank_hosts` is the host of every rank of the job.
     """
 
     links: tuple[LinkTraffic, ...] = ()
     hosts: tuple[HostPair, ...] = ()
     guessed: int = 0
     missing: tuple[int, ...] = ()
+    rank_hosts: tuple[str, ...] = ()
     counters: _Sent = field(default_factory=dict, repr=False, compare=False)
 
 
@@ -87,8 +88,10 @@ def links_of(answers: Answers, before: TrafficTable | None = None) -> TrafficTab
     ]
     links.sort(key=lambda link: (-(link.rate or 0), -link.sent, link.src, link.dst))
     missing = tuple(sorted(set(answers) - set(good)))
-    by_hosts = _by_hosts(links, [names[host] for host in hosts])
-    return TrafficTable(tuple(links), by_hosts, guessed, missing, now)
+    named = tuple(names[host] for host in hosts)
+    return TrafficTable(
+        tuple(links), _by_hosts(links, named), guessed, missing, named, now
+    )
 
 
 def _rate(now: _Group, before: _Group | None, at: int) -> float | None:

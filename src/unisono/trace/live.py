@@ -1,4 +1,5 @@
-"""A snapshot of a running job: where each rank is, which are late, traffic by link.
+"""A snapshot of a running job: where each rank is, who waits for whom, what has failed,
+traffic by link.
 
     before = look(sockets); ...; print(look(sockets, before))
 
@@ -22,7 +23,9 @@ SILENT = "does not answer"
 class RankStatus:
     """A rank in one of its communicators; `seconds` since its last call began or ended.
 
-    `behind` is by how many calls it is behind the furthest; `rate` in bytes per second.
+    `behind` is by how many calls it is behind the furthest; `rate` is in bytes and
+    `calls_rate` in calls per second. `waits_for` are ranks of this host that have not
+    come to the call it is in; those of other hosts are not asked.
     """
 
     rank: int
@@ -34,6 +37,10 @@ class RankStatus:
     seconds: float
     sent: int
     rate: float | None
+    host: str = ""
+    calls_rate: float | None = None
+    waits_for: tuple[int, ...] = ()
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,12 @@ class Snapshot:
         plain = asdict(self)
         traffic = plain.pop("traffic")
         traffic.pop("counters")  # only the next look needs them
-        return {**plain, "late": self.late, **traffic}
+        failures = [
+            {"rank": row.rank, "group": row.group, "failure": row.failure}
+            for row in self.rows
+            if row.failure
+        ]
+        return {**plain, "late": self.late, "failures": failures, **traffic}
 
 
 def look(
@@ -107,42 +119,61 @@ def _rows(
     before: Snapshot | None,
 ) -> list[RankStatus]:
     if state is None:
-        return [
-            RankStatus(socket.rank, socket.pid, "world", 0, 0, SILENT, 0.0, 0, None)
-        ]
-    furthest = _furthest(states)
+        where = socket.rank, socket.pid, "world"
+        return [RankStatus(*where, 0, 0, SILENT, 0.0, 0, None, failure=SILENT)]
+    calls = _calls(states)
     rows = []
     for group in state["communicators"]:
-        behind = furthest[group["name"], tuple(group["ranks"])] - group["seq"]
+        reached = calls[_name_and_ranks(group)]
+        rate, calls_rate = _rates(before, state["rank"], group, now)
         row = RankStatus(
             state["rank"],
             state["pid"],
             group["name"],
             group["seq"],
-            behind,
+            max(reached.values()) - group["seq"],
             _doing(group),
             _since(group, state["time_ns"]),
             group["sent_bytes"],
-            _rate(before, state["rank"], group, now),
+            rate,
+            state["host"],
+            calls_rate,
+            tuple(
+                rank
+                for rank, seq in sorted(reached.items())
+                if group["inside"] and seq < group["seq"]
+            ),
+            _failure(group),
         )
         rows.append(row)
     return rows
 
 
-def _furthest(
+def _name_and_ranks(group: dict[str, Any]) -> tuple[str, tuple[int, ...]]:
+    """What a communicator is recognised by, on all its ranks."""
+    return group["name"], tuple(group["ranks"])
+
+
+def _calls(
     states: Sequence[dict[str, Any]],
-) -> dict[tuple[str, tuple[int, ...]], int]:
-    furthest: dict[tuple[str, tuple[int, ...]], int] = {}
+) -> dict[tuple[str, tuple[int, ...]], dict[int, int]]:
+    """The last call of every rank that answers, by communicator."""
+    calls: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for state in states:
         for group in state["communicators"]:
-            key = group["name"], tuple(group["ranks"])
-            furthest[key] = max(furthest.get(key, 0), group["seq"])
-    return furthest
+            calls.setdefault(_name_and_ranks(group), {})[state["rank"]] = group["seq"]
+    return calls
+
+
+def _failure(group: dict[str, Any]) -> str:
+    if group["trouble"] == "none":
+        return ""
+    return f"broken: {group['trouble'].replace('_', ' ')}"
 
 
 def _doing(group: dict[str, Any]) -> str:
     if group["trouble"] != "none":
-        return f"broken: {group['trouble'].replace('_', ' ')}"
+        return _failure(group)
     if not group["seq"]:
         return "no call yet"
     return f"in {group['call']}" if group["inside"] else f"after {group['call']}"
@@ -153,12 +184,15 @@ def _since(group: dict[str, Any], now_ns: int) -> float:
     return max(0.0, (now_ns - since) / 1e9) if since else 0.0
 
 
-def _rate(
+def _rates(
     before: Snapshot | None, rank: int, group: dict[str, Any], now: float
-) -> float | None:
+) -> tuple[float | None, float | None]:
+    """Bytes and calls per second since the last snapshot; None without one."""
     if before is None or now <= before.time:
-        return None
+        return None, None
     for row in before.rows:
         if (row.rank, row.group) == (rank, group["name"]):
-            return float(max(0, group["sent_bytes"] - row.sent) / (now - before.time))
-    return None
+            amounts = group["sent_bytes"] - row.sent, group["seq"] - row.seq
+            rate, calls = (max(0, a) / (now - before.time) for a in amounts)
+            return float(rate), float(calls)
+    return None, None

@@ -11,7 +11,9 @@ assets      the page's code, from the modules in web/
 html        the page, in one file
 explanation what `explain` returns: text, and more in a notebook
 widget      the page as a widget (an extra)
-studio      the page with choices, on loopback; `studio_answers` answers what it asks
+server      a server of pages, on loopback unless another address is named
+studio      the page with choices; `studio_answers` answers what it asks
+top_page    the page of a job that runs
 
 Importing this package lets schedules draw themselves, in `print` and in notebooks.
 """

@@ -88,6 +88,20 @@ export function bytes(nbytes) {
   return `${Number(nbytes.toPrecision(3))} ${units[unit]}`;
 }
 
+/**
+ * Bytes per second, in powers of ten as networks have them.
+ * @param {number} rate
+ */
+export function bandwidth(rate) {
+  const units = ["B/s", "kB/s", "MB/s", "GB/s", "TB/s"];
+  let unit = 0;
+  while (rate >= 1000 && unit < units.length - 1) {
+    rate /= 1000;
+    unit += 1;
+  }
+  return `${Number(rate.toPrecision(4))} ${units[unit]}`;
+}
+
 /** @param {number} micro */
 export function duration(micro) {
   if (micro >= 1e6) return `${Number((micro / 1e6).toPrecision(4))} s`;

@@ -1,7 +1,8 @@
 // The page that `unisono explain --html` writes: one story, or two under one clock.
 
-import { h, set } from "./dom.js";
+import { h } from "./dom.js";
 import { Player } from "./player.js";
+import { themes } from "./themes.js";
 
 /** @typedef {import("./story.js").Story} Story */
 
@@ -26,15 +27,4 @@ export function page(root, stories, ears = document) {
     h("p", { class: "keys" }, "Keys: space plays, ← and → go step by step, Home and End to the ends, 1 to 5 change the view, t scrubs by time."),
   );
   return new Player(stage, stories, ears);
-}
-
-/** Light, dark, or as the reader's system has it. */
-export function themes() {
-  const made = h("select", { "aria-label": "Theme" });
-  for (const name of ["auto", "light", "dark"]) made.append(h("option", { value: name }, name));
-  made.addEventListener("change", () => {
-    const whose = made.closest(".unisono-page, .unisono-alone");
-    if (whose) set(whose, { "data-theme": made.value });
-  });
-  return h("label", { class: "themes" }, "theme", made);
 }

@@ -2,8 +2,9 @@
 
 import { curves } from "./curves.js";
 import { h, set } from "./dom.js";
-import { page, themes } from "./page.js";
+import { page } from "./page.js";
 import { strategies } from "./strategy.js";
+import { themes } from "./themes.js";
 import { arranged, events, trace } from "./trace.js";
 
 /** @typedef {import("./player.js").Player} Player */

@@ -1,0 +1,14 @@
+// The choice of a theme.
+
+import { h, set } from "./dom.js";
+
+/** Light, dark, or as the reader's system has it. */
+export function themes() {
+  const made = h("select", { "aria-label": "Theme" });
+  for (const name of ["auto", "light", "dark"]) made.append(h("option", { value: name }, name));
+  made.addEventListener("change", () => {
+    const whose = made.closest(".unisono-page, .unisono-alone");
+    if (whose) set(whose, { "data-theme": made.value });
+  });
+  return h("label", { class: "themes" }, "theme", made);
+}
