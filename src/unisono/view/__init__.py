@@ -3,8 +3,9 @@
 advice      when an algorithm is good and when not, in words
 facts       the sentences under every picture
 frames      the contents of all slots after each step
-text, svg   still pictures
 captions    what a step does, in one sentence
+groups      steps that do the same, put together
+text, svg   still pictures; `svg_parts` and `svg_groups` have parts of the latter
 layout      the positions of a topology's nodes
 story       a schedule with all that a page shows of it, as plain data
 assets      the page's code, from the modules in web/

@@ -48,11 +48,16 @@ def caption(
     `sums` are how many contributions each changed cell has now, `finished` whether all
     that travels is complete already, `done` how many results are in place, of how many.
     """
+    acted = action(schedule, transfers, finished)
+    return f"{acted}: {_progress(schedule, transfers, sums, done)}."
+
+
+def action(schedule: Schedule, transfers: Sequence[Transfer], finished: bool) -> str:
+    """Who sends what to whom in a step, and what the receivers do with it."""
     moved = [t for t in transfers if t.src != t.dst]
     what = _what(schedule, moved, finished)
     pairs = sorted({(t.src, t.dst) for t in moved})
-    acted = _who(pairs, schedule.n, what, _effect(moved))
-    return f"{acted}: {_progress(schedule, transfers, sums, done)}."
+    return _who(pairs, schedule.n, what, _effect(moved))
 
 
 def _what(schedule: Schedule, moved: Sequence[Transfer], finished: bool) -> str:
@@ -103,7 +108,8 @@ def _who(pairs: list[Pair], n: int, what: str, effect: str) -> str:
         others = ", ".join(f"rank {src} to rank {dst}" for src, dst in rest)
         return f"Rank {a} sends {what} to rank {b}, {others}{each}"
     senders, receivers = len({a for a, _ in pairs}), len({b for _, b in pairs})
-    return f"{senders} ranks send {what} to {receivers} ranks{each}"
+    theirs = what.replace("it has", "they have")
+    return f"{senders} ranks send {theirs} to {receivers} ranks{each}"
 
 
 def _singular(pairs: Sequence[Pair]) -> bool:

@@ -15,8 +15,11 @@ from unisono.schedule.oracle import Ledger
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, Transfer
 
+MAX_STEPWISE = 8
+"""Up to how many ranks every step is drawn, with every contribution."""
+
 MAX_RANKS = 16
-"""Up to how many ranks every step is drawn; beyond, the picture summarises."""
+"""Up to how many ranks all cells are drawn; beyond, phases are summed up."""
 
 MAX_ROWS = 64
 MAX_FRAMES = 128
@@ -43,8 +46,13 @@ class StepFrame:
     rows: tuple[tuple[SlotView, ...], ...]
 
 
+def is_stepwise(schedule: Schedule) -> bool:
+    """Whether each step is drawn, rather than groups of steps."""
+    return schedule.n <= MAX_STEPWISE and is_small(schedule)
+
+
 def is_small(schedule: Schedule) -> bool:
-    """Whether each step is drawn, rather than a summary."""
+    """Whether cells are drawn, rather than a summary of each phase."""
     return (
         schedule.n <= MAX_RANKS
         and schedule.num_slots <= MAX_ROWS

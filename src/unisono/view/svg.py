@@ -3,8 +3,9 @@
 The grammar is that of the text. Rank is a column, chunk a row; a cell has one segment
 for each contributor, filled with that rank's colour (and its letter, where there is
 room) once its share is in. A ring around a cell marks one that has just changed. Arrows
-are transfers: a full head adds, a hollow head copies. Above sixteen ranks each phase
-becomes a table of bytes by sender and receiver.
+are transfers: a full head adds, a hollow head copies. Above eight ranks steps that do
+the same are one panel (`svg_groups`); above sixteen each phase becomes a table of bytes
+by sender and receiver.
 
 The file is self-contained, follows the reader's light or dark theme, and says in words
 what it shows.
@@ -16,7 +17,6 @@ import math
 import textwrap
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from html import escape
 from itertools import groupby
 
@@ -29,15 +29,35 @@ from unisono.view.frames import (
     StepFrame,
     frames,
     is_small,
+    is_stepwise,
     letter,
     refuse_if_huge,
     row_names,
 )
+from unisono.view.svg_groups import grouped_panels
+from unisono.view.svg_parts import (
+    GAP,
+    MAX_WIDTH,
+    ROW,
+    TOP,
+    Box,
+    Drawing,
+    boxes,
+    colour,
+    frame_of_panel,
+    head,
+    label,
+    label_width,
+    left,
+    number,
+    rings,
+    shared,
+    signs,
+    use,
+)
 
-HUES = (210, 30, 130, 330, 270, 50, 175, 0, 230, 90, 300, 15, 195, 65, 250, 345)
-ROW, GAP, HEAD, MARGIN = 20, 14, 58, 24
+HEAD, MARGIN = 58, 24
 _MAX_BINS = 64
-_MAX_WIDTH = 1180
 
 _STYLE = """
 .u{font:12px system-ui,sans-serif;fill:#1b1f24}.u .t{font-size:18px;font-weight:600}
@@ -46,10 +66,13 @@ _STYLE = """
 .u .r{fill:none;stroke:#1b1f24;stroke-width:1.6}
 .u .x{fill:none;stroke:#cf222e;stroke-width:2.5}
 .u .a{fill:none;stroke:#1b1f24;stroke-width:1;opacity:.75}.u .b{fill:#eef1f4}
+.u .m{font:600 10px ui-monospace,monospace;fill:#fff;text-anchor:middle}
+.u .n{fill:#1b1f24}.u .q{fill:#a9c7e8}.u .w{fill:#2a6eb3}
 .u .bg{fill:#fff}.u .h{fill:#1b1f24}.u .o{fill:#fff;stroke:#1b1f24}
 @media(prefers-color-scheme:dark){
 .u{fill:#e6edf3}.u .bg{fill:#0d1117}.u .l{fill:#9198a1}
 .u .c{fill:#161b22;stroke:#3d444d}.u .r,.u .a{stroke:#e6edf3}.u .b{fill:#1c2128}
+.u .n{fill:#e6edf3}.u .q{fill:#274766}
 .u .h{fill:#e6edf3}.u .o{fill:#0d1117;stroke:#e6edf3}}
 """
 
@@ -59,7 +82,7 @@ def to_svg(schedule: Schedule) -> str:
     refuse_if_huge(schedule.n)
     sentences = facts(schedule)
     key = f"u{zlib.crc32(schedule.title.encode()):08x}"  # several may share a page
-    body = _panels(schedule, key) if is_small(schedule) else _tables(schedule)
+    body = _body(schedule, key)
     foot = body.height + HEAD + MARGIN
     sentence_lines = list(_wrapped_facts(sentences))
     height = foot + 20 * len(sentence_lines) + MARGIN
@@ -108,19 +131,24 @@ _MARKERS = (
 )
 
 
-@dataclass(frozen=True)
-class _Drawing:
-    """Parts of a picture, and how large they are together."""
-
-    width: float
-    height: float
-    parts: list[str]
+def _body(schedule: Schedule, key: str) -> Drawing:
+    """Every step, groups of steps, or phases: as much as can be read."""
+    if is_stepwise(schedule):
+        return _panels(schedule, key)
+    return grouped_panels(schedule, key) if is_small(schedule) else _tables(schedule)
 
 
 def _key(schedule: Schedule) -> str:
     """How to read the picture."""
     if not is_small(schedule):
         return "Who sends how much to whom, phase by phase."
+    if not is_stepwise(schedule):
+        count = "the number of contributions in it"
+        cell = count if schedule.collective.reduces else "the rank it began at"
+        return (
+            f"Ranks are columns, chunks rows; in a cell, {cell}. Ringed cells have "
+            "changed since the panel before."
+        )
     cell = (
         "one segment for each rank's share"
         if schedule.collective.reduces
@@ -138,104 +166,86 @@ def _words(schedule: Schedule, sentences: list[tuple[str, str]]) -> str:
     return f"{schedule.about or schedule.title} {steps}. {text}."
 
 
-def _panels(schedule: Schedule, key: str) -> _Drawing:
+def _panels(schedule: Schedule, key: str) -> Drawing:
     """One panel for the start and one for each step, in reading order."""
     names = row_names(schedule)
-    label = 7 + 5.6 * max(len(name) for name in names)
+    margin = label_width(names)
     cell = max(26.0, 9.0 * schedule.n) if schedule.collective.reduces else 26.0
-    width = _left(schedule.n, label, cell) + GAP
+    width = left(schedule.n, margin, cell) + GAP
     height = len(names) * ROW + 46 + GAP
-    columns = max(1, min(int(_MAX_WIDTH // width), schedule.num_steps + 1))
-    parts: list[str] = []
+    columns = max(1, min(int(MAX_WIDTH // width), schedule.num_steps + 1))
+    parts = [shared(key, frame_of_panel(names, schedule.n, margin, cell))]
     for i, frame in enumerate(frames(schedule)):
         x, y = i % columns * width, i // columns * height
-        parts.append(f'<g transform="translate({x:.1f} {y:.1f})">')
-        parts.extend(_panel(schedule, frame, names, label, cell))
-        parts.extend(_arrows(frame, label, cell, key))
+        parts.append(f'<g transform="translate({number(x)} {number(y)})">')
+        parts.extend(_panel(schedule, frame, margin, cell, key))
+        parts.extend(_arrows(frame, margin, cell, key))
         parts.append("</g>")
     rows = math.ceil((schedule.num_steps + 1) / columns)
-    return _Drawing(columns * width, rows * height, parts)
+    return Drawing(columns * width, rows * height, parts)
 
 
 def _panel(
-    schedule: Schedule, frame: StepFrame, names: list[str], label: float, cell: float
+    schedule: Schedule, frame: StepFrame, margin: float, cell: float, key: str
 ) -> Iterator[str]:
-    n = schedule.n
-    band = _left(n, label, cell)
-    yield f'<rect class="b" width="{band:.1f}" height="20" rx="4"/>'
     caption = f"step {frame.number}" if frame.number else "start"
-    yield f'<text class="p" x="6" y="14">{caption}</text>'
-    yield _label(band - 6, 14, frame.phase, "end")
-    for rank in range(n):
-        middle = _left(rank, label, cell) + cell / 2
-        yield _label(middle, 34, str(rank), "middle")
-    for row, name in enumerate(names):
-        y = 40 + row * ROW
-        yield _label(label - 6, y + 11, name, "end")
-        for rank in range(n):
-            x = _left(rank, label, cell)
-            yield from _cell(schedule, frame, row, rank, x, y, cell)
+    yield from head(left(schedule.n, margin, cell), caption, frame.phase)
+    yield use(key)
+    places = [
+        (left(rank, margin, cell), float(TOP + row * ROW), held)
+        for row, line in enumerate(frame.rows)
+        for rank, held in enumerate(line)
+    ]
+    yield from _contents(schedule, frame, margin, cell)
+    changed = [(x, y, cell) for x, y, held in places if held.changed]
+    spoilt = [(x, y, cell) for x, y, held in places if held.spoilt]
+    yield from rings([box for box in changed if box not in spoilt], "r")
+    yield from rings(spoilt, "x")
 
 
-def _left(rank: int, label: float, cell: float) -> float:
-    """Where a rank's column begins, right of the labels."""
-    return label + rank * (cell + 6)
-
-
-def _cell(
-    schedule: Schedule,
-    frame: StepFrame,
-    row: int,
-    rank: int,
-    x: float,
-    y: float,
-    cell: float,
+def _contents(
+    schedule: Schedule, frame: StepFrame, margin: float, cell: float
 ) -> Iterator[str]:
-    held = frame.rows[row][rank]
-    yield f'<rect class="c" x="{x:.1f}" y="{y}" width="{cell:.1f}" height="14" rx="2"/>'
-    whole = not schedule.collective.reduces
-    part = cell if whole else cell / schedule.n
-    for other in range(schedule.n):
-        if held.ranks >> other & 1:
-            at = x if whole else x + other * part
-            yield (
-                f'<rect x="{at:.1f}" y="{y}" width="{part:.1f}" height="14" '
-                f'rx="2" fill="{_colour(other)}"/>'
-            )
-            if part >= 8:
-                middle, sign = at + part / 2, letter(other)
-                yield f'<text class="k" x="{middle:.1f}" y="{y + 10}">{sign}</text>'
-    if held.changed or held.spoilt:
-        ring = "x" if held.spoilt else "r"
-        yield (
-            f'<rect class="{ring}" x="{x - 1:.1f}" y="{y - 1}" width="{cell + 2:.1f}" '
-            'height="16" rx="3"/>'
-        )
+    """The contributions in all cells, with their letters where there is room."""
+    n, whole = schedule.n, not schedule.collective.reduces
+    part = cell if whole else cell / n
+    shares: list[list[Box]] = [[] for _ in range(n)]
+    lines: list[str] = []
+    for row, line in enumerate(frame.rows):
+        y = float(TOP + row * ROW)
+        found: list[tuple[float, str]] = []
+        for rank, held in enumerate(line):
+            x = left(rank, margin, cell)
+            for other in range(n):
+                if held.ranks >> other & 1:
+                    at = x if whole else x + other * part
+                    shares[other].append((at, y, part))
+                    found.append((at + part / 2, letter(other)))
+        lines += signs(y + 10, found, "k")
+    for other, share in enumerate(shares):
+        yield from boxes(share, f'fill="{colour(other)}"')
+    yield from lines
 
 
-def _colour(rank: int) -> str:
-    return f"hsl({HUES[rank % len(HUES)]} 55% {42 if rank < 8 else 34}%)"
-
-
-def _arrows(frame: StepFrame, label: float, cell: float, key: str) -> Iterator[str]:
+def _arrows(frame: StepFrame, margin: float, cell: float, key: str) -> Iterator[str]:
     """An arc for each transfer, from the source's cell to the destination's."""
     for t in frame.transfers:
         if t.src == t.dst:
             continue
-        y, to = 40 + t.chunk * ROW, 40 + t.into * ROW
+        y, to = TOP + t.chunk * ROW, TOP + t.into * ROW
         rightwards = t.src < t.dst
-        left, right = (_left(rank, label, cell) for rank in (t.src, t.dst))
-        start = left + (cell * 0.8 if rightwards else cell * 0.2)
-        end = right + (cell * 0.15 if rightwards else cell * 0.85)
+        near, far = (left(rank, margin, cell) for rank in (t.src, t.dst))
+        start = near + (cell * 0.8 if rightwards else cell * 0.2)
+        end = far + (cell * 0.15 if rightwards else cell * 0.85)
         bend = y - min(16.0, 5 + abs(end - start) / 40)
-        head = "add" if t.reduces else "copy"
+        tip = "add" if t.reduces else "copy"
         yield (
-            f'<path class="a" d="M{start:.1f} {y} Q{(start + end) / 2:.1f} {bend:.1f} '
-            f'{end:.1f} {to}" marker-end="url(#{key}-{head})"/>'
+            f'<path class="a" d="M{number(start)} {y}Q{number((start + end) / 2)} '
+            f'{number(bend)} {number(end)} {to}" marker-end="url(#{key}-{tip})"/>'
         )
 
 
-def _tables(schedule: Schedule) -> _Drawing:
+def _tables(schedule: Schedule) -> Drawing:
     """For each phase a table of who sends how much to whom, many ranks in one line."""
     side, gap = 216.0, 60.0
     together = math.ceil(schedule.n / _MAX_BINS)
@@ -245,39 +255,31 @@ def _tables(schedule: Schedule) -> _Drawing:
     count = 0
     for name, steps in groupby(schedule, key=lambda s: s.phase):
         traffic: Floats = np.zeros((bins, bins))
-        for number, step in enumerate(steps, start=1):  # noqa: B007
-            traffic += sent_between([step], bin_of)
+        some = list(steps)
+        traffic += sent_between(some, bin_of)
         x = count * (side + gap)
         parts.append(f'<g transform="translate({x:.1f} 0)">')
-        parts.extend(_table(name, number, traffic, side, schedule.n))
+        parts.extend(_table(name, len(some), traffic, side, schedule.n))
         parts.append("</g>")
         count += 1
-    return _Drawing(max(count, 1) * (side + gap), side + 70, parts)
+    return Drawing(max(count, 1) * (side + gap), side + 70, parts)
 
 
 def _table(
-    name: str, number: int, traffic: Floats, side: float, n: int
+    name: str, steps: int, traffic: Floats, side: float, n: int
 ) -> Iterator[str]:
     bins = len(traffic)
     part = side / bins
     most = traffic.max() or 1
-    steps = f"{number} step" + ("s" if number > 1 else "")
+    many = f"{steps} step" + ("s" if steps > 1 else "")
     yield f'<text class="p" x="0" y="14">{escape(name)}</text>'
-    yield _label(side, 14, steps, "end")
+    yield label(side, 14, many, "end")
     yield f'<rect class="c" x="0" y="24" width="{side:.1f}" height="{side:.1f}"/>'
     for i, j in np.argwhere(traffic > 0):
         shade = 0.25 + 0.75 * traffic[i, j] / most
         yield (
             f'<rect x="{j * part:.2f}" y="{24 + i * part:.2f}" width="{part:.2f}" '
-            f'height="{part:.2f}" fill="{_colour(0)}" opacity="{shade:.2f}"/>'
+            f'height="{part:.2f}" fill="{colour(0)}" opacity="{shade:.2f}"/>'
         )
-    yield _label(0, side + 38, f"down: from rank 0 to {n - 1}")
-    yield _label(0, side + 52, f"across: to rank 0 to {n - 1}; the darker, the more")
-
-
-def _label(x: float, y: float, text: str, anchor: str = "start") -> str:
-    """Small print."""
-    return (
-        f'<text class="l" x="{x:.1f}" y="{y:.0f}" text-anchor="{anchor}">'
-        f"{escape(text)}</text>"
-    )
+    yield label(0, side + 38, f"down: from rank 0 to {n - 1}")
+    yield label(0, side + 52, f"across: to rank 0 to {n - 1}; the darker, the more")

@@ -5,8 +5,9 @@
       chunk 0   a····    ·b···   [·bc··]   ...
 
 Letters are contributions, by rank; brackets mark cells that have just changed; an
-exclamation mark, one that holds something wrong. Above eight ranks a cell is dots, one
-for each contribution; above sixteen, each phase is summed up in a line.
+exclamation mark, one that holds something wrong. Above eight ranks steps that do the
+same have one grid, with the number of contributions in each cell; above sixteen, each
+phase is summed up in a line.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from unisono.view.frames import (
     StepFrame,
     frames,
     is_small,
+    is_stepwise,
     letter,
     refuse_if_huge,
     row_names,
 )
+from unisono.view.groups import StepGroup, groups
 
 WIDTH = 88
-_MAX_LETTERS = 8
 _MAX_MOVES = 24
 
 
@@ -63,10 +65,13 @@ def explain(
 
 
 def picture(schedule: Schedule) -> str:
-    """The steps alone: every one, or the phases if there is too much to draw."""
+    """The steps alone: every one, groups of them, or phases, by how many ranks."""
     refuse_if_huge(schedule.n)
-    if is_small(schedule):
+    if is_stepwise(schedule):
         return "\n\n".join("\n".join(_grid(schedule, f)) for f in frames(schedule))
+    if is_small(schedule):
+        parts = (_grouped_grid(schedule, group) for group in groups(schedule))
+        return "\n\n".join("\n".join(lines) for lines in parts)
     return "\n".join(_summary(schedule))
 
 
@@ -78,12 +83,13 @@ def _head(schedule: Schedule) -> Iterator[str]:
         yield f"  {schedule.name}: {schedule.about}"
     if not is_small(schedule):
         return
-    if what.reduces and schedule.n <= _MAX_LETTERS:
+    if not is_stepwise(schedule):
+        key = "the number of contributions" if what.reduces else "the rank it began at"
+        yield f"  In the cells {key}; [ ] has changed since the grid before."
+    elif what.reduces:
         last = schedule.n - 1
         key = f"a is rank 0's contribution, {letter(last)} rank {last}'s"
         yield f"  In the cells {key}; [ ] has just changed."
-    elif what.reduces:
-        yield "  In the cells a dot for each rank's contribution; [ ] has just changed."
     else:
         yield "  In the cells the letter of the rank it began at; [ ] has just changed."
 
@@ -95,13 +101,33 @@ def _foot(sentences: list[tuple[str, str]]) -> Iterator[str]:
 
 def _grid(schedule: Schedule, frame: StepFrame) -> Iterator[str]:
     names = row_names(schedule)
-    label = max(len(name) for name in names) + 2
-    cells = [[_cell(schedule, c) for c in row] for row in frame.rows]
-    roomy = schedule.n <= _MAX_LETTERS
-    heads = [f"rank {r}" if roomy else str(r) for r in range(schedule.n)]
-    width = max(len(text) for text in (*heads, *(c for row in cells for c in row))) + 1
     yield from _caption(schedule, frame, names)
-    rows = [("" if roomy else "rank", heads), *zip(names, cells, strict=True)]
+    heads = [f"rank {r}" for r in range(schedule.n)]
+    cells = [[_cell(schedule, c) for c in row] for row in frame.rows]
+    rows = [("", heads), *zip(names, cells, strict=True)]
+    yield from _table(names, rows, gap=1)
+
+
+def _grouped_grid(schedule: Schedule, group: StepGroup) -> Iterator[str]:
+    if group.last:
+        yield f"{group.name}/{schedule.num_steps}  {group.phase}"
+        yield textwrap.fill(
+            f"{group.action}.", WIDTH, initial_indent="  ", subsequent_indent="    "
+        )
+    else:
+        yield group.name
+    names = row_names(schedule)
+    cells = [[_count(schedule, c) for c in row] for row in group.frame.rows]
+    heads = [f" {r:2} " for r in range(schedule.n)]
+    yield from _table(names, [("rank", heads), *zip(names, cells, strict=True)], gap=0)
+
+
+def _table(
+    names: list[str], rows: list[tuple[str, list[str]]], gap: int
+) -> Iterator[str]:
+    """Rows of cells, all of one width, behind their names."""
+    label = max(len(name) for name in names) + 2
+    width = max(len(cell) for _, row in rows for cell in row) + gap
     for name, row in rows:
         yield f"{name:>{label}} {''.join(c.center(width) for c in row)}".rstrip()
 
@@ -155,27 +181,25 @@ def _chunks(chunks: list[int]) -> str:
 
 
 def _cell(schedule: Schedule, cell: SlotView) -> str:
-    if not schedule.collective.reduces:
-        text = next((letter(r) for r in range(schedule.n) if cell.ranks >> r & 1), "·")
-    elif schedule.n <= _MAX_LETTERS:
-        text = "".join(
-            letter(r) if cell.ranks >> r & 1 else "·" for r in range(schedule.n)
-        )
-    else:
-        text = _dots(cell.ranks, schedule.n)
+    signs = [letter(r) if cell.ranks >> r & 1 else "·" for r in range(schedule.n)]
+    if schedule.collective.reduces:
+        return _marked("".join(signs), cell)
+    return _marked(next((sign for sign in signs if sign != "·"), "·"), cell)
+
+
+def _count(schedule: Schedule, cell: SlotView) -> str:
+    """How many contributions are in a cell, or at which rank its content began."""
+    if not cell.ranks:
+        return _marked(" ·", cell)
+    origin = cell.ranks.bit_length() - 1
+    number = cell.ranks.bit_count() if schedule.collective.reduces else origin
+    return _marked(f"{number:2}", cell)
+
+
+def _marked(text: str, cell: SlotView) -> str:
     if cell.spoilt:
         return f"!{text}!"
     return f"[{text}]" if cell.changed else f" {text} "
-
-
-def _dots(ranks: int, n: int) -> str:
-    """Eight contributions to a braille character, filled column by column."""
-    places = (0, 1, 2, 6, 3, 4, 5, 7)  # the bits of Unicode's braille patterns
-    signs = []
-    for first in range(0, n, 8):
-        here = [places[i] for i in range(8) if ranks >> (first + i) & 1]
-        signs.append(chr(0x2800 + sum(1 << bit for bit in here)))
-    return "".join(signs)
 
 
 def _summary(schedule: Schedule) -> Iterator[str]:
