@@ -301,6 +301,55 @@ def test_page_fits_a_phone(page):
     assert min(touch) >= 36
 
 
+HIDDEN = """(() => {
+const bottom = document.querySelector('.controls').getBoundingClientRect().top;
+const found = [];
+for (const panel of document.querySelectorAll('.panel:not([hidden])')) {
+  const made = panel.querySelector('svg, table').getBoundingClientRect();
+  const outside = made.bottom > bottom || made.right > innerWidth || made.left < 0;
+  if (outside || panel.scrollWidth > panel.clientWidth) found.push(panel.className);
+}
+return found; })()"""
+
+
+def test_sixteen_ranks_and_two_of_eight_fit_a_window(page):
+    """Nothing is cut off, hidden by the controls, or to be scrolled to."""
+    large = unisono.schedule("all_reduce", "ring", n=16)
+    ring, other = (
+        unisono.schedule("all_reduce", name, n=8) for name in ("ring", "rabenseifner")
+    )
+    for made, beside in ((large, None), (ring, other)):
+        page.show(made, beside=beside, width=1400, height=900)
+        for view in VIEWS[:4]:
+            page.view(view)
+            assert page.run(HIDDEN) == []
+            widths = "[...document.querySelectorAll('.stage')].map(e => e.clientWidth)"
+            assert sum(page.run(widths)) > 1300  # the whole window is used
+
+
+def test_sixteen_ranks_scroll_inside_their_frame_on_a_phone(page):
+    made = unisono.schedule("all_reduce", "ring", n=16)
+    page.show(made, width=390, height=844)
+    for view in VIEWS:
+        page.view(view)
+        assert page.run("document.documentElement.scrollWidth") <= 390
+    page.view("grid")
+    assert page.run(
+        "(p => p.scrollWidth > 2 * p.clientWidth && "
+        "getComputedStyle(p).overflowX === 'auto')(document.querySelector('.grid'))"
+    )
+
+
+def test_click_on_a_timeline_with_a_margin_finds_its_time(page):
+    """A low window has a drawing narrower than its frame."""
+    page.show(unisono.schedule("all_reduce", "ring", n=5), width=1400, height=560)
+    page.view("timeline")
+    lane = ".timeline .lane"
+    page.browser.click(lane)
+    story = tell(unisono.schedule("all_reduce", "ring", n=5))
+    assert page.at == pytest.approx(story.time / 2, rel=0.02)
+
+
 def test_world_of_one_has_no_steps(page):
     page.show(unisono.schedule("all_reduce", "ring", n=1))
     page.browser.press("ArrowRight")

@@ -11,13 +11,14 @@ const DEEP = 22;
  * @param {number} n
  * @param {boolean} reduces
  * @param {boolean} narrow whether the screen is
+ * @param {boolean} beside whether another stands beside it
  * @returns {Shape}
  */
-export function shape(n, reduces, narrow) {
+export function shape(n, reduces, narrow, beside = false) {
   if (!reduces) return { width: 40, height: DEEP, across: 1, down: 1, whole: true };
   const across = n <= 8 ? n : Math.ceil(n / 2);
   const down = n <= 8 ? 1 : 2;
-  const side = n > 8 ? 12 : narrow ? 14 : 17;
+  const side = n > 8 || (beside && n > 6) ? 12 : narrow ? 14 : 17;
   return { width: Math.max(34, across * side), height: down === 1 ? DEEP : 32, across, down, whole: false };
 }
 

@@ -44,7 +44,7 @@ export function s(tag, attributes = {}, ...children) {
 }
 
 /**
- * A drawing that scales with the page but is never smaller than is legible.
+ * A drawing that scales with the page but is never smaller than is legible, nor so large that it coarsens.
  * @param {number} width
  * @param {number} height
  * @param {string} label
@@ -53,7 +53,7 @@ export function s(tag, attributes = {}, ...children) {
 export function drawing(width, height, label, least = 0.62) {
   const made = s("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
   made.style.width = "100%";
-  made.style.maxWidth = `${Math.round(width * 1.35)}px`;
+  made.style.maxWidth = `${Math.round(width * 2)}px`;
   made.style.minWidth = `${Math.round(width * least)}px`;
   return made;
 }

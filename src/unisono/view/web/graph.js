@@ -8,7 +8,6 @@ import { eased, travels } from "./story.js";
 /** @typedef {import("./story.js").Flight} Flight */
 /** @typedef {import("./story.js").View} View */
 
-const WIDTH = 720;
 
 /**
  * @param {Reel} reel
@@ -18,6 +17,7 @@ export function graph(reel) {
   const { n, rows, map, reduces } = reel.story;
   const key = unique("graph");
   const many = n > 8;
+  const WIDTH = many ? 1000 : 720;
   const tall = Math.min(many ? 34 : 64, Math.max(22, rows.length * 7));
   const wide = many ? 48 : 74;
   const high = many ? 580 : 470;

@@ -23,10 +23,12 @@ const SMALL = 0.7;
 export function grid(reel, beside) {
   const { n, rows, reduces } = reel.story;
   const narrow = beside || innerWidth < 600;
-  const form = shape(n, reduces, narrow);
-  const across = narrow ? 22 : n > 8 ? 28 : ACROSS;
+  const form = shape(n, reduces, narrow, beside);
+  const crowded = n > 8 || (beside && n > 6);
+  const across = crowded ? 14 : narrow ? 22 : ACROSS;
+  const down = n > 8 ? 18 : DOWN;
   const left = 18 + 7.4 * Math.max(...rows.map((row) => row.name.length));
-  const pitch = { x: form.width + across, y: form.height + DOWN };
+  const pitch = { x: form.width + across, y: form.height + down };
   const width = left + n * pitch.x;
   const height = TOP + rows.length * pitch.y + 8;
   const key = unique("grid");
@@ -36,7 +38,7 @@ export function grid(reel, beside) {
   /** @param {number} cell */
   const place = (cell) => ({
     x: left + (cell % n) * pitch.x,
-    y: TOP + DOWN - 6 + Math.floor(cell / n) * pitch.y,
+    y: TOP + down - 6 + Math.floor(cell / n) * pitch.y,
   });
 
   const cells = s("g");
@@ -85,7 +87,7 @@ export function grid(reel, beside) {
     }
     const x1 = from.x + form.width * (right ? 0.72 : 0.28);
     const x2 = to.x + form.width * (right ? 0.2 : 0.8);
-    const bend = Math.min(from.y, to.y) - Math.min(25, 14 + Math.abs(x2 - x1) / 60);
+    const bend = Math.min(from.y, to.y) - Math.min(down - 3, 14 + Math.abs(x2 - x1) / 60);
     return `M${x1} ${from.y - 1}C${x1} ${bend} ${x2} ${bend} ${x2} ${to.y - 2}`;
   }
 

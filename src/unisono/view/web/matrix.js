@@ -8,13 +8,16 @@ import { bytes, h } from "./dom.js";
 
 /**
  * @param {Reel} reel
+ * @param {boolean} [beside] whether another stands beside it
  * @returns {View}
  */
-export function matrix(reel) {
+export function matrix(reel, beside = false) {
   const { n } = reel.story;
+  const dense = n > 8 || (beside && n > 4);
+  const named = dense ? "" : "rank ";
   const whole = reel.scene("step", reel.steps).traffic;
   const head = h("tr", {}, h("th", { scope: "col", class: "corner" }, "from ↓ to →"));
-  for (let dst = 0; dst < n; dst += 1) head.append(h("th", { scope: "col" }, `rank ${dst}`));
+  for (let dst = 0; dst < n; dst += 1) head.append(h("th", { scope: "col" }, `${named}${dst}`));
   head.append(h("th", { scope: "col" }, "sent"));
   /** @type {{cell: HTMLTableCellElement, fill: HTMLElement, amount: HTMLElement}[]} */
   const cells = [];
@@ -22,7 +25,7 @@ export function matrix(reel) {
   const sums = [];
   const body = h("tbody");
   for (let src = 0; src < n; src += 1) {
-    const row = h("tr", {}, h("th", { scope: "row" }, `rank ${src}`));
+    const row = h("tr", {}, h("th", { scope: "row" }, `${named}${src}`));
     for (let dst = 0; dst < n; dst += 1) {
       const fill = h("span", { class: `fill b${src}` });
       const amount = h("span", { class: "amount" });
@@ -36,7 +39,7 @@ export function matrix(reel) {
     body.append(row);
   }
   const caption = h("caption", {}, "Bytes sent from rank to rank so far; a full cell has sent all that it will.");
-  const node = h("table", { class: "bytes" }, caption, h("thead", {}, head), body);
+  const node = h("table", { class: dense ? "bytes dense" : "bytes" }, caption, h("thead", {}, head), body);
 
   /** @param {Scene} scene */
   function draw(scene) {

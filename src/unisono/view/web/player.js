@@ -15,6 +15,8 @@ const ICONS = {
   last: "M5 4l11 8-11 8zM19 4v16",
 };
 
+/** How high drawings are in low windows. */
+const LEAST_ROOM = 360;
 /** Seconds for one step at speed 1. */
 const PACE = 1.8;
 
@@ -64,6 +66,8 @@ export class Player {
       if (event instanceof KeyboardEvent) this.key(event);
     };
     ears.addEventListener("keydown", this.ear);
+    this.fitting = () => this.fit();
+    addEventListener("resize", this.fitting);
     this.show("grid");
     this.switchTo("step");
   }
@@ -72,6 +76,7 @@ export class Player {
   close() {
     this.pause();
     this.ears.removeEventListener("keydown", this.ear);
+    removeEventListener("resize", this.fitting);
     this.root.replaceChildren();
   }
 
@@ -158,6 +163,18 @@ export class Player {
       stage.node.classList.toggle("four", view === "all");
     }
     this.draw();
+    this.fit();
+  }
+
+  /** Drawings are no higher than the window between what is above them and the controls. */
+  fit() {
+    const controls = this.root.querySelector(".controls");
+    const panels = this.stages[0].node.querySelector(".panels");
+    if (!controls || !panels) return;
+    const top = panels.getBoundingClientRect().top + scrollY;
+    const free = innerHeight - top - controls.getBoundingClientRect().height - 12;
+    const rows = this.view === "all" && innerWidth > 760 && this.stages.length === 1 ? 2 : 1;
+    this.root.style.setProperty("--room", `${Math.round(Math.max(free / rows - (rows > 1 ? 56 : 8), LEAST_ROOM / rows))}px`);
   }
 
   /**

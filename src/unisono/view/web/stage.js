@@ -39,7 +39,7 @@ export class Stage {
       grid: grid(this.reel, several),
       graph: graph(this.reel),
       timeline: timeline(this.reel, seek, span),
-      matrix: matrix(this.reel),
+      matrix: matrix(this.reel, several),
     };
     /** @type {Record<string, HTMLElement>} */
     this.panels = {};

@@ -6,10 +6,8 @@ import { drawing, duration, heads, s, set, unique } from "./dom.js";
 /** @typedef {import("./story.js").Scene} Scene */
 /** @typedef {import("./story.js").View} View */
 
-const WIDTH = 900;
-const LEFT = 76;
+const LEFT = 84;
 const TOP = 46;
-const LANE = 46;
 
 /**
  * A round number of about this size.
@@ -29,6 +27,10 @@ export function nice(about) {
 export function timeline(reel, seek, span = reel.story.time) {
   const { n, messages, time } = reel.story;
   const whole = Math.max(span, 1e-9);
+  const many = n > 8;
+  const [WIDTH, LANE] = many ? [1300, 34] : [900, 46];
+  /** Where the bars of a lane lie: sent above, received below. */
+  const bar = many ? { out: 3, sent: 14, into: 18, got: 13 } : { out: 4, sent: 18, into: 25, got: 16 };
   const height = TOP + n * LANE + 34;
   const node = drawing(WIDTH, height, "", 0.55);
   const key = unique("timeline");
@@ -42,8 +44,8 @@ export function timeline(reel, seek, span = reel.story.time) {
     back.append(
       s("rect", { class: rank % 2 ? "lane" : "lane odd", x: LEFT, y, width: WIDTH - LEFT - 16, height: LANE }),
       s("rect", { class: `r${rank}`, x: 8, y: y + 8, width: 5, height: LANE - 16, rx: 2 }),
-      s("text", { class: "name", x: 19, y: y + 20 }, `rank ${rank}`),
-      s("text", { class: "small", x: 19, y: y + 36 }, "out, in"),
+      s("text", { class: "name", x: 19, y: y + (many ? 21 : 20) }, `rank ${rank}`),
+      ...(many ? [] : [s("text", { class: "small", x: 19, y: y + 36 }, "out, in")]),
     );
   }
   for (const phase of reel.phases()) {
@@ -63,15 +65,15 @@ export function timeline(reel, seek, span = reel.story.time) {
 
   const bars = messages.map(([step, src, dst, , leaves, arrives]) => {
     const wide = Math.max(1.5, (arrives - leaves) * scale - 1.5);
-    const out = { x: x(leaves), y: TOP + src * LANE + 4, width: wide, height: 18, rx: 3 };
-    const into = { ...out, y: TOP + dst * LANE + 25, height: 16 };
+    const out = { x: x(leaves), y: TOP + src * LANE + bar.out, width: wide, height: bar.sent, rx: 3 };
+    const into = { ...out, y: TOP + dst * LANE + bar.into, height: bar.got };
     const sends = s("rect", { class: `bar r${src}`, ...out });
     const receives = s("rect", { class: `bar s${src}`, ...into });
     const group = s("g", { class: "message" }, sends, receives);
     if (wide > 34) {
       group.append(
-        s("text", { class: "letter", x: out.x + wide / 2, y: out.y + 13.5 }, `→ ${dst}`),
-        s("text", { class: "small", x: out.x + wide / 2, y: into.y + 12, "text-anchor": "middle" }, `← ${src}`),
+        s("text", { class: "letter", x: out.x + wide / 2, y: out.y + bar.sent - 4 }, `→ ${dst}`),
+        s("text", { class: "small", x: out.x + wide / 2, y: into.y + bar.got - 3.5, "text-anchor": "middle" }, `← ${src}`),
       );
     }
     return { group, step, leaves, arrives, src, dst };
@@ -79,11 +81,12 @@ export function timeline(reel, seek, span = reel.story.time) {
   const arrows = s("g");
   const head = s("line", { class: "playhead", y1: 34, y2: TOP + n * LANE + 4 });
   const flag = s("path", { class: "head", d: "M-5 0h10l-5 7z" });
-  node.append(heads(key), back, s("g", {}, ...bars.map((bar) => bar.group)), arrows, head, flag);
+  node.append(heads(key), back, s("g", {}, ...bars.map(({ group }) => group)), arrows, head, flag);
 
   node.addEventListener("pointerdown", (event) => {
-    const box = node.getBoundingClientRect();
-    const at = ((event.clientX - box.left) / box.width) * WIDTH;
+    const place = node.getScreenCTM();
+    if (!place) return;
+    const at = (event.clientX - place.e) / place.a;
     seek(Math.min(time, Math.max(0, (at - LEFT) / scale)));
   });
 
@@ -94,26 +97,26 @@ export function timeline(reel, seek, span = reel.story.time) {
    */
   function join(step) {
     arrows.replaceChildren();
-    for (const bar of bars.filter((b) => b.step === step)) {
-      const down = bar.src < bar.dst;
-      const y1 = TOP + bar.src * LANE + (down ? 22 : 4);
-      const y2 = TOP + bar.dst * LANE + (down ? 25 : 41);
-      const d = `M${x(bar.leaves) + 4} ${y1}L${x(bar.arrives) - 4} ${y2}`;
+    for (const one of bars.filter((b) => b.step === step)) {
+      const down = one.src < one.dst;
+      const y1 = TOP + one.src * LANE + (down ? bar.out + bar.sent : bar.out);
+      const y2 = TOP + one.dst * LANE + (down ? bar.into : bar.into + bar.got);
+      const d = `M${x(one.leaves) + 4} ${y1}L${x(one.arrives) - 4} ${y2}`;
       arrows.append(s("path", { class: "arrow thin", d, "marker-end": `url(#${key}-add)` }));
     }
   }
 
   /** @param {Scene} scene */
   function draw(scene) {
-    for (const bar of bars) {
-      const state = bar.leaves > scene.time ? "later" : bar.arrives > scene.time ? "now" : "past";
-      set(bar.group, { class: `message ${state}` });
+    for (const { group, leaves, arrives } of bars) {
+      const state = leaves > scene.time ? "later" : arrives > scene.time ? "now" : "past";
+      set(group, { class: `message ${state}` });
     }
     if (scene.step !== shown) join(scene.step);
     shown = scene.step;
     set(head, { x1: x(scene.time), x2: x(scene.time) });
     set(flag, { transform: `translate(${x(scene.time)} 34)` });
-    const under = bars.filter((bar) => bar.leaves <= scene.time && bar.arrives > scene.time).length;
+    const under = bars.filter(({ leaves, arrives }) => leaves <= scene.time && arrives > scene.time).length;
     node.setAttribute("aria-label", `Timeline at ${duration(scene.time)} of ${duration(time)}: ${under} messages under way.`);
   }
 
