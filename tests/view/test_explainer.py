@@ -301,6 +301,29 @@ def test_page_fits_a_phone(page):
     assert min(touch) >= 36
 
 
+COVERED = """[...document.querySelectorAll('.graph .rank-name, .graph .host-name')]
+.filter((name) => {
+  const box = name.getBoundingClientRect();
+  const [x, y] = [box.x + box.width / 2, box.y + box.height / 2];
+  const top = document.elementFromPoint(x, y);
+  return top !== name && top.parentNode !== name;
+}).map((name) => name.textContent)"""
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "topology"), [("ring", ""), ("hierarchical", "cloud:4x4")]
+)
+def test_names_in_the_graph_are_never_hidden(page, algorithm, topology):
+    made = unisono.schedule("all_reduce", algorithm, n=16)
+    page.show(made, width=1400, height=900, topology=topology)
+    page.view("graph")
+    frames = page.run("document.querySelectorAll('.home').length")
+    assert frames == (4 if topology else 0)
+    for at in (0, 0.3, 1.5, 2.7, 3):
+        page.scrub(at)
+        assert page.run(COVERED) == []
+
+
 HIDDEN = """(() => {
 const bottom = document.querySelector('.controls').getBoundingClientRect().top;
 const found = [];

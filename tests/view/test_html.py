@@ -6,6 +6,7 @@ from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import unisono
@@ -17,7 +18,7 @@ from unisono.topology import parse
 from unisono.view.assets import digest, script, text
 from unisono.view.frames import frames
 from unisono.view.html import to_html
-from unisono.view.layout import place, route
+from unisono.view.layout import hosts, place, route
 from unisono.view.story import tell
 
 WEB = Path(unisono.__file__).parent / "view" / "web"
@@ -181,6 +182,49 @@ def test_nodes_have_distinct_positions_and_routes_follow_links(name):
     way = route(wiring, 0, topology.n - 1)
     assert (way[0], way[-1]) == (0, topology.n - 1)
     assert set(pairwise(way)) <= linked
+
+
+@pytest.mark.parametrize("name", ["cloud:2x4", "cloud:4x4", "cloud:5x3", "dgx-h100:2"])
+def test_ranks_of_a_host_are_drawn_together(name):
+    topology = parse(name)
+    of = hosts(topology.wiring)
+    places = place(topology)[: topology.n]
+    assert np.abs(places).max() <= 1
+    boxes = [
+        (places[mine].min(axis=0), places[mine].max(axis=0))
+        for mine in (np.array(of) == host for host in sorted(set(of)))
+    ]
+    for i, (low, high) in enumerate(boxes):
+        for other_low, other_high in boxes[:i]:
+            assert (low > other_high).any() or (other_low > high).any()
+
+
+def test_hosts_of_one_rank_and_one_host_need_no_frames():
+    assert hosts(parse("full:5").wiring) == []
+    assert hosts(parse("wan:5").wiring) == []
+
+
+@pytest.mark.parametrize(("collective", "root"), [("broadcast", 0), ("reduce", 3)])
+def test_trees_are_drawn_as_trees(collective, root):
+    made = unisono.schedule(collective, "tree", n=12, root=root)
+    story = tell(made)
+    places = np.array(story.map.places)
+    assert places[root][1] == -1
+    assert len(story.map.links) == 11
+    parent_of = {}
+    for src, dst in {(move[0], move[1]) for beat in story.beats for move in beat.moves}:
+        up, down = (src, dst) if collective == "broadcast" else (dst, src)
+        assert places[up][1] < places[down][1]
+        parent_of[down] = up
+    assert len(parent_of) == 11
+    assert len({tuple(p) for p in places}) == 12
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "chain", "double_tree"])
+def test_what_is_no_tree_is_drawn_on_a_circle(algorithm):
+    story = tell(unisono.schedule("all_reduce", algorithm, n=12))
+    radii = np.hypot(*np.array(story.map.places).T)
+    assert radii == pytest.approx(np.ones(12), abs=1e-3)
 
 
 def test_joined_modules_import_nothing():

@@ -1,15 +1,19 @@
 """The positions of a topology's nodes in a drawing.
 
 Ranks are on a circle, rank 0 on top and the others clockwise, so that consecutive ranks
-are neighbours in the picture. Other nodes (switches, network cards) are at the mean of
-their neighbours, as if every link were a spring; and nodes that would overlap are moved
-apart.
+are neighbours in the picture. Where several ranks share a host, each host has a circle
+of its own, and its part of the drawing. Where every rank has a link to every other, and
+the messages go along a tree, that tree is drawn: its root on top, children below. Other
+nodes (switches, network cards) are at the mean of their neighbours, as if every link
+were a spring; and nodes that would overlap are moved apart.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator
+from itertools import count
 
 import numpy as np
 
@@ -17,19 +21,100 @@ from unisono.topology.topology import Floats, Topology, Wiring
 
 _APART = 0.16
 """How far from each other nodes are drawn that have the same place, in radii."""
+_FILLED = 0.72
+"""How much of its part of the drawing the ranks of a host take."""
+_DEEPEST, _WIDEST = 6, 10
+"""How deep a tree may be, and how many ranks one level may have, to be drawn as one."""
 
 
-def place(topology: Topology) -> Floats:
-    """Coordinates of every node, ranks first, within a circle of radius 1."""
+Pairs = Collection[tuple[int, int]]
+
+
+def place(topology: Topology, pairs: Pairs = (), root: int = 0) -> Floats:
+    """Coordinates of every node, ranks first, in a square from -1 to 1.
+
+    `pairs` are the ranks that send and receive, `root` is where a tree begins.
+    """
     wiring = topology.wiring
-    turn = 2 * math.pi * np.arange(wiring.n) / wiring.n
-    ring = np.stack([np.sin(turn), -np.cos(turn)], axis=1)
-    if wiring.n == 1:
-        ring = np.zeros((1, 2))
     inner = wiring.num_nodes - wiring.n
+    tree = tree_of(wiring, pairs, root)
+    ranks = _ranks(wiring) if tree is None else tree
     if not inner:
-        return ring
-    return np.concatenate([ring, _spread(_balanced(wiring, ring))])
+        return ranks
+    return np.concatenate([ranks, _spread(_balanced(wiring, ranks))])
+
+
+def hosts(wiring: Wiring) -> list[int]:
+    """The host of each rank, if some ranks share one and others do not."""
+    host = wiring.host.tolist()
+    return host if 1 < len(set(host)) < wiring.n else []
+
+
+def _ranks(wiring: Wiring) -> Floats:
+    """Ranks on one circle, or on one for each host."""
+    of = hosts(wiring)
+    if not of:
+        return _circle(wiring.n)
+    names = sorted(set(of))
+    columns = 2 if len(names) <= 4 else math.ceil(len(names) / 2)
+    rows = math.ceil(len(names) / columns)
+    size = _FILLED / np.array([columns, rows])
+    ranks = np.zeros((wiring.n, 2))
+    for at, name in enumerate(names):
+        down, across = divmod(at, columns)
+        middle = np.array([(2 * across + 1) / columns, (2 * down + 1) / rows]) - 1
+        mine = [rank for rank, host in enumerate(of) if host == name]
+        # Turned, so that the way from the middle of a host to the other hosts is free.
+        turned = 0.5 if len(mine) == 2 else 1 / len(mine)
+        ranks[mine] = middle + size * _circle(len(mine), turned * math.pi)
+    return ranks
+
+
+def _circle(points: int, turned: float = 0.0) -> Floats:
+    turn = 2 * math.pi * np.arange(points) / points - turned
+    around = np.stack([np.sin(turn), -np.cos(turn)], axis=1)
+    return around if points > 1 else np.zeros((1, 2))
+
+
+def tree_of(wiring: Wiring, pairs: Pairs, root: int) -> Floats | None:
+    """Places in the tree that the pairs make; None if they make none to be drawn."""
+    n = wiring.n
+    edges = {(min(a, b), max(a, b)) for a, b in pairs}
+    full = len(links(wiring)) == n * (n - 1) // 2 and wiring.num_nodes == n
+    if n < 4 or not full or len(edges) != n - 1:
+        return None
+    near: dict[int, list[int]] = defaultdict(list)
+    for a, b in sorted(edges):
+        near[a].append(b)
+        near[b].append(a)
+    depth, order = {root: 0}, [root]
+    for rank in order:
+        fresh = [other for other in near[rank] if other not in depth]
+        depth.update(dict.fromkeys(fresh, depth[rank] + 1))
+        order += fresh
+    deep = max(depth.values())
+    widest = max(Counter(depth.values()).values())
+    if len(order) < n or deep > _DEEPEST or widest > _WIDEST:
+        return None
+    across = _across(root, -1, near, count())
+    x = np.array([across[rank] for rank in range(n)])
+    y = np.array([depth[rank] for rank in range(n)])
+    width = max(float(np.ptp(x)), 1.0)
+    return np.stack([2 * (x - x.min()) / width - 1, 2 * y / deep - 1], axis=1)
+
+
+def _across(
+    rank: int, parent: int, near: dict[int, list[int]], leaves: Iterator[int]
+) -> dict[int, float]:
+    """Leaves side by side; all others in the middle of their children."""
+    children = [child for child in near[rank] if child != parent]
+    if not children:
+        return {rank: float(next(leaves))}
+    below: dict[int, float] = {}
+    for child in children:
+        below |= _across(child, rank, near, leaves)
+    ends = below[children[0]], below[children[-1]]
+    return {**below, rank: sum(ends) / 2}
 
 
 def _balanced(wiring: Wiring, ring: Floats) -> Floats:

@@ -23,7 +23,7 @@ from unisono.units import format_bytes, format_seconds, parse_bytes
 from unisono.view.captions import caption, opening
 from unisono.view.facts import facts, promise
 from unisono.view.frames import MAX_RANKS, row_names
-from unisono.view.layout import links, place, route
+from unisono.view.layout import hosts, links, place, route, tree_of
 
 SIZE = 1 << 20
 """The size of a rank's buffer by default."""
@@ -61,11 +61,15 @@ class StoryStep:
 
 @dataclass(frozen=True)
 class TopologyMap:
-    """A topology as it is drawn; routes are lists of nodes, by "src>dst"."""
+    """A topology as it is drawn; routes are lists of nodes, by "src>dst".
+
+    `hosts` is the host of each rank, if several share one; empty if none do.
+    """
 
     name: str
     labels: list[str]
     places: list[tuple[float, float]]
+    hosts: list[int]
     links: list[tuple[int, int]]
     routes: dict[str, list[int]]
 
@@ -134,7 +138,7 @@ def tell(
         beats=_beats(schedule, rows, index, due),
         due=due,
         facts=sentences,
-        map=_map(where, messages),
+        map=_map(where, messages, schedule.root),
         messages=messages,
         time=_micro(result.time),
         bound=_micro(result.bound),
@@ -256,13 +260,16 @@ def _done(schedule: Schedule, rows: list[StoryChunk], ledger: Ledger) -> int:
     return done
 
 
-def _map(topology: Topology, messages: list[Message]) -> TopologyMap:
+def _map(topology: Topology, messages: list[Message], root: int) -> TopologyMap:
     wiring = topology.wiring
     pairs = sorted({(src, dst) for _, src, dst, *_ in messages})
+    places = place(topology, pairs, root)
+    edges = sorted({(min(pair), max(pair)) for pair in pairs})
     return TopologyMap(
         name=topology.name,
         labels=[wiring.label(node) for node in range(wiring.num_nodes)],
-        places=[(round(x, 4), round(y, 4)) for x, y in place(topology).tolist()],
-        links=links(wiring),
+        places=[(round(x, 4), round(y, 4)) for x, y in places.tolist()],
+        hosts=hosts(wiring),
+        links=links(wiring) if tree_of(wiring, pairs, root) is None else edges,
         routes={f"{a}>{b}": route(wiring, a, b) for a, b in pairs},
     )

@@ -17,7 +17,7 @@ export function graph(reel) {
   const { n, rows, map, reduces } = reel.story;
   const key = unique("graph");
   const many = n > 8;
-  const WIDTH = many ? 1000 : 720;
+  const WIDTH = many || map.hosts.length ? 1000 : 720;
   const tall = Math.min(many ? 34 : 64, Math.max(22, rows.length * 7));
   const wide = many ? 48 : 74;
   const high = many ? 580 : 470;
@@ -41,10 +41,25 @@ export function graph(reel) {
   const ways = s("g");
   const tokens = s("g");
   const ranks = s("g");
+  const labels = s("g");
   /** @type {{bars: SVGRectElement[][], frame: SVGRectElement, label: SVGTextElement}[]} */
   const boxes = [];
   for (let rank = 0; rank < n; rank += 1) boxes.push(box(rank));
-  node.append(heads(key), s("g", {}, ...lines), ways, others(), ranks, tokens);
+  // Names come last: no chip on its way hides one.
+  node.append(heads(key), homes(), s("g", {}, ...lines), ways, ranks, tokens, others(), labels);
+  /** A frame around the ranks of each host. */
+  function homes() {
+    const made = s("g");
+    for (const host of new Set(map.hosts)) {
+      const mine = map.hosts.flatMap((other, rank) => (other === host ? [place(rank)] : []));
+      const [xs, ys] = [mine.map(({ x }) => x), mine.map(({ y }) => y)];
+      const box = { x: Math.min(...xs) - wide / 2 - 14, y: Math.min(...ys) - tall / 2 - 30 };
+      const size = { width: Math.max(...xs) + wide / 2 + 14 - box.x, height: Math.max(...ys) + tall / 2 + 26 - box.y };
+      made.append(s("rect", { class: "home", ...box, ...size, rx: 12 }));
+      labels.append(s("text", { class: "small host-name", x: box.x + 8, y: box.y + size.height - 6 }, `host ${host}`));
+    }
+    return made;
+  }
 
   function others() {
     const made = s("g");
@@ -68,10 +83,9 @@ export function graph(reel) {
     const group = s("g", { transform: `translate(${x - wide / 2} ${y - tall / 2})` });
     const frame = s("rect", { class: "cell", x: -4, y: -4, width: wide + 8, height: tall + 8, rx: 6 });
     const label = s("text", { class: "letter", x: wide / 2, y: -10 });
-    group.append(
-      s("rect", { class: `r${rank}`, x: -4, y: -22, width: wide + 8, height: 16, rx: 4 }),
-      label,
-      frame,
+    group.append(frame);
+    labels.append(
+      s("g", { class: "rank-name", transform: `translate(${x - wide / 2} ${y - tall / 2})` }, s("rect", { class: `r${rank}`, x: -4, y: -22, width: wide + 8, height: 16, rx: 4 }), label),
     );
     const bars = rows.map((_, r) => {
       const deep = tall / rows.length;
@@ -203,7 +217,9 @@ export function graph(reel) {
     [...groups.values()].forEach(([flight], k) => {
       const { path, token, length } = moving[k];
       const rests = flight.part > 1 - 1e-6 || flight.part < 1e-6 || !length;
-      const at = length ? path.getPointAtLength((rests ? 0.5 : 0.1 + 0.8 * eased(flight.part)) * length) : { x: 0, y: 0 };
+      // In the middle of a way over a switch is the switch, with its name.
+      const direct = (map.routes[`${flight.move[0]}>${flight.move[1]}`] ?? []).length <= 2;
+      const at = length ? path.getPointAtLength((rests ? (direct ? 0.5 : 0.28) : 0.1 + 0.8 * eased(flight.part)) * length) : { x: 0, y: 0 };
       set(token, { transform: `translate(${at.x} ${at.y})`, class: rests ? "token rests" : "token" });
     });
     const sent = groups.size === 1 ? "1 message" : `${groups.size} messages`;

@@ -6,7 +6,7 @@
 /** @typedef {{phase: string, caption: string, moves: Move[], done: number}} Beat */
 /** step, src, dst, bytes, leaves, arrives
  * @typedef {[number, number, number, number, number, number]} Message */
-/** @typedef {{name: string, labels: string[], places: [number, number][],
+/** @typedef {{name: string, labels: string[], places: [number, number][], hosts: number[],
  *   links: [number, number][], routes: Record<string, number[]>}} Topology */
 /** @typedef {{title: string, collective: string, algorithm: string, meaning: string,
  *   about: string, opening: string, promise: string, n: number, reduces: boolean,
