@@ -262,6 +262,33 @@ def test_costs_have_a_line_for_each_algorithm(desk_page):
     )
 
 
+def test_cost_chart_names_its_axes_and_no_two_texts_collide(desk_page):
+    enter(desk_page, "Costs")
+    for parameters in (
+        {"n": 8},
+        {"topology": "cloud:2x4"},
+        {"collective": "broadcast"},
+    ):
+        choose(desk_page, **parameters)
+        axes = "[...document.querySelectorAll('.curves .axis')].map(e => e.textContent)"
+        assert desk_page.run(axes) == [
+            *("size of the array on a rank", "time, simulated", "fastest")
+        ]
+        boxes = desk_page.run(
+            "[...document.querySelectorAll('.curves svg text')]"
+            ".filter(e => e.textContent)"
+            ".map(e => { const b = e.getBoundingClientRect();"
+            "return [e.textContent, b.left, b.top, b.right, b.bottom] })"
+        )
+        assert "at least" in [box[0] for box in boxes]
+        for i, (_, left, top, right, bottom) in enumerate(boxes):
+            for other, l2, t2, r2, b2 in boxes[:i]:
+                apart = (
+                    left > r2 or right < l2 or top > b2 - 4 or bottom - 4 < t2
+                )  # a line of text is higher than its letters
+                assert apart, (boxes[i], other)
+
+
 def test_strategies_can_be_walked_through(desk_page):
     enter(desk_page, "Strategies")
     desk_page.run("document.querySelectorAll('.strategies [role=tab]')[3].click()")
@@ -291,6 +318,40 @@ def test_recorded_trace_is_drawn(desk_page, tmp_path, packed):
         desk_page.click(".buttons-in-words button")
     few = desk_page.run("document.querySelectorAll('.traces .bar').length")
     assert 0 < few < 48
+
+
+def test_trace_is_zoomed_by_wheel_and_keys(desk_page, tmp_path):
+    result = simulate(unisono.schedule("all_reduce", "ring", n=4), "switch:4", "1M")
+    file = tmp_path / "ring.json"
+    file.write_text(to_chrome(result))
+    enter(desk_page, "Trace")
+    put(desk_page, file)
+    words = "document.querySelector('.traces [aria-live]').textContent"
+    whole = desk_page.run(words)
+    x, y = desk_page.run(
+        "(b => [b.x + b.width / 2, b.y + b.height / 2])"
+        "(document.querySelector('.lanes').getBoundingClientRect())"
+    )
+
+    def wheel(turn):
+        before = desk_page.run(words)
+        about = {"type": "mouseWheel", "x": x, "y": y, "deltaX": 0, "deltaY": turn}
+        desk_page.call("Input.dispatchMouseEvent", **about)
+        desk_page.wait(f"{words} !== {json.dumps(before)}")
+
+    wheel(-120)
+    closer = desk_page.run(words)
+    assert closer.split(" to ")[0] != "0 µs"
+    wheel(120)
+    assert desk_page.run(words) == whole
+    desk_page.run("document.querySelector('.traces .panel').focus()")
+    seen = []
+    for key in "wwdass":
+        desk_page.press(key)
+        seen.append(desk_page.run(words))
+    _, nearer, later, earlier, _, wider = seen
+    assert nearer == earlier != later
+    assert wider == whole != nearer
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,10 @@ import { bytes, drawing, duration, h, s } from "./dom.js";
  *   curves: Curve[], winners: string[], crossovers: {size: number, from: string, to: string}[]}} Curves */
 
 const WIDTH = 900;
-const HEIGHT = 460;
-const BOX = { left: 76, right: 690, top: 18, bottom: 380 };
+const HEIGHT = 476;
+const BOX = { left: 96, right: 690, top: 18, bottom: 380 };
+/** The least distance between the names of two lines. */
+const APART = 16;
 
 /**
  * The whole view: a chart and the same in words.
@@ -58,7 +60,13 @@ function chart(comparison) {
       s("text", { class: "small", x: x(size), y: BOX.bottom + 18, "text-anchor": "middle" }, bytes(size)),
     );
   });
-  node.append(s("path", { class: "bound", d: line(comparison.bound) }));
+  const middle = { x: (BOX.left + BOX.right) / 2, y: (BOX.top + BOX.bottom) / 2 };
+  node.append(
+    s("text", { class: "small axis", x: middle.x, y: BOX.bottom + 38, "text-anchor": "middle" }, "size of the array on a rank"),
+    s("text", { class: "small axis", x: 16, y: middle.y, transform: `rotate(-90 16 ${middle.y})`, "text-anchor": "middle" }, "time, simulated"),
+    s("text", { class: "small axis", x: BOX.left - 8, y: BOX.bottom + 66, "text-anchor": "end" }, "fastest"),
+    s("path", { class: "bound", d: line(comparison.bound) }),
+  );
   const named = main(comparison);
   for (const curve of comparison.curves) {
     if (!named.includes(curve.name)) node.append(s("path", { class: "curve", d: line(curve.times) }, s("title", {}, curve.name)));
@@ -68,7 +76,7 @@ function chart(comparison) {
 }
 
 /**
- * The named lines, and their names at the right, none on top of another.
+ * The named lines and the bound, and their names at the right, none on top of another.
  * @param {Curves} comparison
  * @param {string[]} named
  * @param {(time: number) => number} y
@@ -78,19 +86,24 @@ function labels(comparison, named, y, line) {
   const last = comparison.sizes.length - 1;
   const ends = comparison.curves
     .filter((curve) => named.includes(curve.name))
+    .concat([{ name: "at least", times: comparison.bound }])
     .map((curve) => ({ curve, at: y(curve.times[last]) }))
     .sort((a, b) => a.at - b.at);
+  // Down where the one above is too near, then up again from the lower end.
   ends.forEach((end, k) => {
-    if (k) end.at = Math.max(end.at, ends[k - 1].at + 16);
+    if (k) end.at = Math.max(end.at, ends[k - 1].at + APART);
   });
-  const over = Math.max(0, (ends[ends.length - 1]?.at ?? 0) - BOX.bottom);
+  ends.reverse().forEach((end, k) => {
+    end.at = Math.min(end.at, k ? ends[k - 1].at - APART : BOX.bottom);
+  });
   return ends.flatMap(({ curve, at }) => {
     const colour = named.indexOf(curve.name) % 16;
+    if (colour < 0) return [s("text", { class: "small", x: BOX.right + 16, y: at + 4 }, curve.name)];
     const wins = comparison.winners.includes(curve.name);
     return [
       s("path", { class: `curve named l${colour}${wins ? " wins" : ""}`, d: line(curve.times) }),
-      s("line", { class: `curve l${colour}`, x1: BOX.right, y1: y(curve.times[last]), x2: BOX.right + 12, y2: at - over }),
-      s("text", { class: "small strong", x: BOX.right + 16, y: at - over + 4 }, `${curve.name}${wins ? " ★" : ""}`),
+      s("line", { class: `curve l${colour}`, x1: BOX.right, y1: y(curve.times[last]), x2: BOX.right + 12, y2: at }),
+      s("text", { class: "small strong", x: BOX.right + 16, y: at + 4 }, `${curve.name}${wins ? " ★" : ""}`),
     ];
   });
 }
@@ -108,8 +121,8 @@ function band(comparison, named, x) {
     const [from, to] = [x(stops[k]), x(stops[k + 1])];
     const fits = to - from > 7 * name.length + 8;
     return [
-      s("rect", { class: `r${named.indexOf(name) % 16}`, x: from, y: BOX.bottom + 34, width: Math.max(0, to - from - 1), height: 22, rx: 4 }),
-      s("text", { class: "letter", x: (from + to) / 2, y: BOX.bottom + 49 }, fits ? name : ""),
+      s("rect", { class: `r${named.indexOf(name) % 16}`, x: from, y: BOX.bottom + 50, width: Math.max(0, to - from - 1), height: 22, rx: 4 }),
+      s("text", { class: "letter", x: (from + to) / 2, y: BOX.bottom + 65 }, fits ? name : ""),
     ];
   });
 }

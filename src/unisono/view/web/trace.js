@@ -76,7 +76,7 @@ export function arranged(all) {
 }
 
 /**
- * The trace, with buttons to look closer and to go on.
+ * The trace, with buttons, the wheel and keys to look closer and to go on.
  * @param {string} name the file's
  * @param {Trace} all
  */
@@ -84,7 +84,7 @@ export function trace(name, all) {
   if (!all.lanes.length) return h("p", { role: "alert" }, `${name}: no slices with a time in it; there is nothing to draw.`);
   const whole = Math.max(all.end - all.start, 1e-9);
   const total = all.lanes.reduce((sum, lane) => sum + lane.slices.length, 0);
-  const place = h("div");
+  const place = h("div", { class: "lanes" });
   const range = h("span", { "aria-live": "polite" });
   let [from, to] = [all.start, all.start + whole];
 
@@ -110,9 +110,33 @@ export function trace(name, all) {
     bar.append(button, " ");
   }
   bar.append(range);
+  place.addEventListener("wheel", (event) => {
+    const shape = place.querySelector("svg")?.getScreenCTM();
+    if (!shape || event.ctrlKey) return;
+    event.preventDefault();
+    if (event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY)) {
+      show((from + to) / 2 + Math.sign(event.deltaX || event.deltaY) * 0.1 * (to - from), to - from);
+      return;
+    }
+    // What is under the pointer stays there.
+    const part = Math.min(Math.max(((event.clientX - shape.e) / shape.a - LEFT) / (WIDTH - LEFT - 12), 0), 1);
+    const [under, span] = [from + part * (to - from), Math.min(whole, (to - from) * (event.deltaY < 0 ? 0.8 : 1.25))];
+    show(under + (0.5 - part) * span, span);
+  }, { passive: false });
+  /** @type {Record<string, [number, number]>} */
+  const keys = { w: [0, 0.8], s: [0, 1.25], a: [-0.2, 1], d: [0.2, 1] };
+  const panel = h("div", { class: "panel", tabindex: 0, role: "region", "aria-label": "Trace" });
+  panel.addEventListener("keydown", (event) => {
+    const way = keys[event.key.toLowerCase()];
+    if (!way || event.ctrlKey || event.metaKey || event.altKey) return;
+    event.preventDefault();
+    show((from + to) / 2 + way[0] * (to - from), (to - from) * way[1]);
+  });
   show(from + whole / 2, whole);
   const about = `${name}: ${total} slices in ${all.lanes.length} lanes over ${duration(whole)}, ${all.arrows.length} arrows from send to receive.`;
-  return h("div", { class: "panel" }, h("p", {}, about), bar, place);
+  const keysInWords = "Wheel or W and S: closer, wider. Shift and wheel, or A and D: earlier, later.";
+  panel.append(h("p", {}, about), bar, h("p", { class: "keys" }, keysInWords), place);
+  return panel;
 }
 
 /**
