@@ -280,7 +280,7 @@ def test_cost_chart_names_its_axes_and_no_two_texts_collide(desk_page):
             ".map(e => { const b = e.getBoundingClientRect();"
             "return [e.textContent, b.left, b.top, b.right, b.bottom] })"
         )
-        assert "at least" in [box[0] for box in boxes]
+        assert "lower bound" in [box[0] for box in boxes]
         for i, (_, left, top, right, bottom) in enumerate(boxes):
             for other, l2, t2, r2, b2 in boxes[:i]:
                 apart = (

@@ -20,6 +20,24 @@ _DIGIT = 6
 """How wide a digit is in a cell."""
 
 
+STYLE = """
+.u{font:12px system-ui,sans-serif;fill:#1b1f24}.u .t{font-size:18px;font-weight:600}
+.u .p{font-weight:600}.u .l{font-size:10px;fill:#59636e}.u .c{fill:#fff;stroke:#c9d1d9}
+.u .k{font:600 9px ui-monospace,monospace;fill:#fff;text-anchor:middle}
+.u .r{fill:none;stroke:#1b1f24;stroke-width:1.6}
+.u .x{fill:none;stroke:#cf222e;stroke-width:2.5}
+.u .a{fill:none;stroke:#1b1f24;stroke-width:1;opacity:.75}.u .b{fill:#eef1f4}
+.u .m{font:600 10px ui-monospace,monospace;fill:#fff;text-anchor:middle}
+.u .n{fill:#1b1f24}.u .q{fill:#a9c7e8}.u .w{fill:#2a6eb3}
+.u .bg{fill:#fff}.u .h{fill:#1b1f24}.u .o{fill:#fff;stroke:#1b1f24}
+@media(prefers-color-scheme:dark){
+.u{fill:#e6edf3}.u .bg{fill:#0d1117}.u .l{fill:#9198a1}
+.u .c{fill:#161b22;stroke:#3d444d}.u .r,.u .a{stroke:#e6edf3}.u .b{fill:#1c2128}
+.u .n{fill:#e6edf3}.u .q{fill:#274766}
+.u .h{fill:#e6edf3}.u .o{fill:#0d1117;stroke:#e6edf3}}
+"""
+
+
 @dataclass(frozen=True)
 class Drawing:
     """Parts of a picture, and how large they are together."""

@@ -86,7 +86,7 @@ function labels(comparison, named, y, line) {
   const last = comparison.sizes.length - 1;
   const ends = comparison.curves
     .filter((curve) => named.includes(curve.name))
-    .concat([{ name: "at least", times: comparison.bound }])
+    .concat([{ name: "lower bound", times: comparison.bound }])
     .map((curve) => ({ curve, at: y(curve.times[last]) }))
     .sort((a, b) => a.at - b.at);
   // Down where the one above is too near, then up again from the lower end.
