@@ -109,7 +109,7 @@ def _memory(
 ) -> Iterator[str]:
     """What a rank holds over time, kind upon kind."""
     kinds = [k for k in _KINDS if any(k in moment["parts"] for moment in moments)]
-    most = max(sum(moment["parts"].values()) for moment in moments)
+    most = float(max(sum(moment["parts"].values()) for moment in moments))
     stops = sorted(place)
 
     def x(at: float) -> float:
@@ -118,7 +118,7 @@ def _memory(
     def y(nbytes: float) -> float:
         return top + _MEMORY - nbytes / most * (_MEMORY - 10)
 
-    yield text(_LEFT - 8, top + 14, format_bytes(most), "l", "end")
+    yield text(_LEFT - 8, top + 14, format_bytes(int(most)), "l", "end")
     yield text(_LEFT - 8, top + _MEMORY, "memory", "l", "end")
     below = [0.0] * len(moments)
     ends = [x(moment["at"]) for moment in moments[1:]] + [x(stops[-1])]

@@ -41,6 +41,7 @@ TOGETHER = {
     "test_notebook.py": "browser",
     "test_studio.py": "browser",
     "test_top_page.py": "browser",
+    "test_site_theme.py": "browser",
     "test_compiled.py": "compiled",
     "test_torch_suite.py": "suite",
     "test_model.py": "model",

@@ -12,3 +12,17 @@ export function themes() {
   });
   return h("label", { class: "themes" }, "theme", made);
 }
+
+/** In a frame of a site: the theme that the site has, if it names one. */
+export function followSite() {
+  if (parent === window) return;
+  addEventListener("message", ({ source, data }) => {
+    const theme = data?.unisonoTheme;
+    if (source !== parent || (theme !== "light" && theme !== "dark")) return;
+    set(document.body, { "data-theme": theme });
+    for (const chosen of document.querySelectorAll("select")) {
+      if (chosen.getAttribute("aria-label") === "Theme") chosen.value = theme;
+    }
+  });
+  parent.postMessage("unisono theme?", "*");
+}
