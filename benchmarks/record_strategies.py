@@ -1,6 +1,7 @@
 """What training strategies do, in which order: recorded from runs, for the studio.
 
-    python benchmarks/record_strategies.py
+    python benchmarks/record_strategies.py            all of them
+    python benchmarks/record_strategies.py ZeRO-1     this one; the others stay
 
 Four processes train a small transformer with each strategy. Of the quickest of a few
 steps rank 0 tells when each part of the model computed, when each collective began and
@@ -12,6 +13,7 @@ them to matter. The result is part of the package: src/unisono/view/web/strategi
 from __future__ import annotations
 
 import json
+import sys
 import time
 import weakref
 from collections import Counter
@@ -26,8 +28,20 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import unisono
-from unisono.parallel import DDP, FSDP, ZeRO, parallelize, ring_attention
+from unisono.parallel import (
+    DDP,
+    FSDP,
+    Column,
+    MoE,
+    ParameterServer,
+    ZeRO,
+    parallelize,
+    ring_attention,
+    sequence_plan,
+    vocabulary_cross_entropy,
+)
 from unisono.parallel.model.tensor import attention_plan, mlp_plan
+from unisono.parallel.sharded.zero_buckets import ZeroBuckets
 
 N, WIDTH, HEADS, LAYERS, LENGTH, WORDS = 4, 64, 4, 3, 64, 96
 STEPS = 8
@@ -56,9 +70,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Attention, then the perceptron, each beside the way straight on."""
-        b, t, _ = x.shape
-        qkv = self.qkv(self.before(x)).view(b, t, 3, self.heads, -1)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        qkv = self.qkv(self.before(x))
+        b, t, _ = qkv.shape  # of the whole sequence, also where x is a shard of it
+        q, k, v = qkv.view(b, t, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
         y = self.attention(q, k, v)
         x = x + self.out(y.transpose(1, 2).reshape(b, t, -1))
         made: Tensor = x + self.mlp(self.after(x))
@@ -183,9 +197,11 @@ class Run:
         sharding = model if isinstance(model, FSDP) else optimizer
         sharding = getattr(sharding, "_sharding", sharding)
         self.units = sharding.units if isinstance(sharding, FSDP) else []
+        self.zero = sharding if isinstance(sharding, ZeroBuckets) else None
         owned = [p.untyped_storage().data_ptr() for p in inner.parameters()]
         owned += [unit.flat_param.untyped_storage().data_ptr() for unit in self.units]
         self.kept = Activations(set(owned))
+        self.loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
 
     def measure(self) -> dict[str, int]:
         """What this rank holds, by kind."""
@@ -198,6 +214,9 @@ class Run:
             own = list(self.inner.parameters())
             params, whole = sum(p.nbytes for p in own), 0
             grads = [p.grad for p in own]
+        if self.zero is not None:
+            grads = [bucket.data for bucket in self.zero.buckets.buckets]
+            grads += [shard.param.grad for shard in self.zero.local_shards]
         states = [
             value
             for state in self.optimizer.state.values()
@@ -222,9 +241,7 @@ class Run:
         hooks = [hook for name, part in parts for hook in _hooked(tape, name, part)]
         with self.kept.watched():
             scores = self.model(tokens[:, :-1])
-            loss = functional.cross_entropy(
-                scores.flatten(0, 1), tokens[:, 1:].flatten()
-            )
+            loss = self.loss(scores.flatten(0, 1), tokens[:, 1:].flatten())
         tape.turn("Backward", "head")
         torch.autograd.backward(loss)
         tape.turn("Step", "the optimizer")
@@ -271,6 +288,11 @@ def zero(comm: unisono.Communicator, stage: int) -> Run:
     return Run(inner, inner, optimizer)
 
 
+def zero1(comm: unisono.Communicator) -> Run:
+    """Each rank keeps its share of the optimizer state."""
+    return zero(comm, 1)
+
+
 def zero2(comm: unisono.Communicator) -> Run:
     """Each rank keeps its share of gradients and optimizer state."""
     return zero(comm, 2)
@@ -309,11 +331,49 @@ def context(comm: unisono.Communicator) -> Run:
     return Run(model, inner, adam(inner.parameters()))
 
 
+def sequence(comm: unisono.Communicator) -> Run:
+    """As tensor parallelism, with shards of the sequence between the layers."""
+    inner = Gpt()
+    attention = attention_plan("blocks.*", qkv="qkv", out="out", heads="heads")
+    plan = {**mlp_plan("blocks.*.mlp", up="0", down="2"), **attention}
+    plan["head"] = Column()
+    norms = ["blocks.*.before", "blocks.*.after"]
+    parallelize(inner, comm, sequence_plan(plan, on_shards=norms, enters="blocks.0"))
+    run = Run(inner, inner, adam(inner.parameters()))
+    run.loss = partial(vocabulary_cross_entropy, comm=comm)
+    return run
+
+
+def experts(comm: unisono.Communicator) -> Run:
+    """Each rank has some experts; tokens are sent to theirs and back."""
+    inner = Gpt()
+    for block in inner.blocks:
+        every = [
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH))
+            for _ in range(2 * N)
+        ]
+        block.mlp = MoE(nn.Linear(WIDTH, 2 * N), every, comm, top_k=2)
+    model = DDP(inner, comm, bucket_cap_mb=0.2)
+    return Run(model, inner, adam(inner.parameters()))
+
+
+def server(comm: unisono.Communicator) -> Run:
+    """One rank steps for all: it gets their gradients, and sends them parameters."""
+    inner = Gpt()
+    optimizer = ParameterServer(inner, comm, torch.optim.AdamW, lr=1e-3)
+    return Run(inner, inner, optimizer)
+
+
 STRATEGIES: dict[str, tuple[Callable[[unisono.Communicator], Run], str]] = {
     "DDP": (
         ddp,
         "Every rank has the whole model and its own batch; gradients are averaged by "
         "all_reduce, bucket by bucket, while backward still computes the next.",
+    ),
+    "ZeRO-1": (
+        zero1,
+        "Each rank keeps all gradients, but the optimizer's state of its share alone: "
+        "it steps that share of the parameters, and the new ones are gathered.",
     ),
     "ZeRO-2": (
         zero2,
@@ -335,12 +395,29 @@ STRATEGIES: dict[str, tuple[Callable[[unisono.Communicator], Run], str]] = {
         "Every layer is cut over the ranks; after attention and after the perceptron "
         "activations are summed up by all_reduce, in backward their gradients.",
     ),
+    "Sequence parallel": (
+        sequence,
+        "As tensor parallelism, but each all_reduce is taken apart: what lies between "
+        "reduce_scatter and all_gather works on a part of the sequence.",
+    ),
     "Context parallel": (
         context,
         "Each rank has a part of the sequence; keys and values travel from rank to "
         "rank in attention, and gradients of parameters are averaged as in DDP.",
     ),
+    "Experts": (
+        experts,
+        "Each rank has some of the experts of a layer; tokens are sent to the ranks of "
+        "their experts and back, and all other gradients are averaged as in DDP.",
+    ),
+    "Parameter server": (
+        server,
+        "One rank, shown here, gets the gradients of all, steps, and sends everyone "
+        "the new parameters: its link carries what all ranks send.",
+    ),
 }
+TOGETHER = ("Tensor parallel", "Sequence parallel")
+"""All ranks have the same batch."""
 
 
 def record(comm: unisono.Communicator, name: str) -> dict[str, Any]:
@@ -349,7 +426,7 @@ def record(comm: unisono.Communicator, name: str) -> dict[str, Any]:
     best: Tape | None = None
     sent = 0
     for step in range(STEPS):
-        same = step if name == "Tensor parallel" else N * step + comm.rank
+        same = step if name in TOGETHER else N * step + comm.rank
         source = torch.Generator().manual_seed(same)
         tokens = torch.randint(WORDS, (2, LENGTH + 1), generator=source)
         comm.barrier()
@@ -370,15 +447,22 @@ def record(comm: unisono.Communicator, name: str) -> dict[str, Any]:
     }
 
 
-def record_all(comm: unisono.Communicator) -> list[dict[str, Any]]:
-    """Every strategy in turn."""
+def record_all(comm: unisono.Communicator, names: list[str]) -> list[dict[str, Any]]:
+    """Each of these strategies in turn."""
     torch.set_num_threads(1)
-    return [record(comm, name) for name in STRATEGIES]
+    return [record(comm, name) for name in names]
 
 
 def main() -> None:
-    """Record all strategies, and write the file."""
-    result = unisono.spawn(record_all, N)[0]
+    """Record all strategies, or those that are named, and write the file."""
+    names = sys.argv[1:] or list(STRATEGIES)
+    unknown = set(names) - set(STRATEGIES)
+    if unknown:
+        raise SystemExit(f"{', '.join(unknown)}: expected {', '.join(STRATEGIES)}")
+    before = json.loads(FILE.read_text(encoding="utf-8"))["strategies"]
+    known = {strategy["name"]: strategy for strategy in before}
+    known |= {s["name"]: s for s in unisono.spawn(record_all, N, args=(names,))[0]}
+    result = [known[name] for name in STRATEGIES if name in known]
     for strategy in result:
         print(f"{strategy['name']}: {len(strategy['happenings'])} events")
     about = (

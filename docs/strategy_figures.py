@@ -17,18 +17,33 @@ from unisono.view.assets import text as asset
 
 STRATEGIES = {
     "ddp": "DDP",
+    "zero1": "ZeRO-1",
     "zero2": "ZeRO-2",
     "zero3": "ZeRO-3",
     "fsdp": "FSDP",
     "tensor": "Tensor parallel",
+    "sequence": "Sequence parallel",
     "context": "Context parallel",
+    "experts": "Experts",
+    "server": "Parameter server",
 }
 """The file of each strategy that was recorded, and its name there."""
 
 _LEFT, _ROW, _MEMORY = 84.0, 26.0, 110.0
 _KINDS = ("parameters", "gathered", "gradients", "optimizer", "activations")
 _COMPUTES = {"Forward": 0, "Backward": 1, "Step": 2}
-_CALLS = ("all_reduce", "all_gather", "reduce_scatter", "send", "recv")
+_CALLS = {
+    "all_reduce": 3,
+    "all_gather": 4,
+    "reduce_scatter": 5,
+    "all_to_all": 5,
+    "reduce": 3,
+    "broadcast": 4,
+    "gather": 3,
+    "scatter": 4,
+    "send": 5,
+    "recv": 5,
+}
 _MOST_LANES = 3
 
 Event = dict[str, Any]
@@ -59,7 +74,7 @@ def strategy(file: str) -> str:
 def _hue(event: Event) -> int:
     if event["kind"] == "compute":
         return _COMPUTES.get(event["name"], 2)
-    return 3 + min(_CALLS.index(event["name"]), 2) if event["name"] in _CALLS else 5
+    return _CALLS[event["name"]]
 
 
 def _name(event: Event) -> str:
@@ -84,7 +99,7 @@ def _bar(x: float, y: float, width: float, hue: int, words: str) -> str:
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width - 1, 1):.1f}" height="20" '
         f'rx="2" fill="{colour(hue)}"/>'
     )
-    if 6.0 * len(words) < width:
+    if 6.6 * len(words) + 6 < width:
         made += text(x + 3, y + 14, words, "w")
     return made
 

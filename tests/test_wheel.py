@@ -79,6 +79,7 @@ def test_wheel_has_everything_that_is_used_at_run_time(wheel):
         "unisono/view/web/player.js",
         "unisono/view/web/style.css",
         "unisono/view/web/studio.html",
+        "unisono/view/web/top.html",
         f"{dist_info}/licenses/LICENSE",
         f"{dist_info}/entry_points.txt",
     } <= names

@@ -3,6 +3,7 @@
 import gzip
 import http.client
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -164,7 +165,8 @@ def test_strategies_come_from_a_recording():
     result = json.loads(text("strategies.json"))
     names = [strategy["name"] for strategy in result["strategies"]]
     assert names == [
-        *("DDP", "ZeRO-2", "ZeRO-3", "FSDP", "Tensor parallel", "Context parallel")
+        *("DDP", "ZeRO-1", "ZeRO-2", "ZeRO-3", "FSDP", "Tensor parallel"),
+        *("Sequence parallel", "Context parallel", "Experts", "Parameter server"),
     ]
     by_name = {s["name"]: s for s in result["strategies"]}
     calls = {
@@ -174,6 +176,13 @@ def test_strategies_come_from_a_recording():
     assert set(calls["DDP"]) == {"all_reduce"}
     assert set(calls["FSDP"]) == {"all_gather", "reduce_scatter"}
     assert {"send", "recv", "all_reduce"} <= set(calls["Context parallel"])
+    assert "all_to_all" in calls["Experts"]
+    assert {"reduce_scatter", "all_gather"} <= set(calls["Sequence parallel"])
+    assert set(calls["Parameter server"]) == {"reduce", "broadcast"}
+    drawn = text("strategy.js").partition("const CALLS = [")[2].partition("]")[0]
+    assert {name for some in calls.values() for name in some} <= set(
+        re.findall("[a-z_]+", drawn)
+    )
     assert by_name["FSDP"]["sent"] == pytest.approx(1.5 * by_name["DDP"]["sent"])
     for strategy in result["strategies"]:
         assert all(e["start"] <= e["end"] for e in strategy["happenings"])
@@ -183,6 +192,11 @@ def test_strategies_come_from_a_recording():
         name: min(s["memory"][-1]["parts"].values()) for name, s in by_name.items()
     }
     assert least["FSDP"] < least["DDP"]
+    most = {
+        name: max(m["parts"].get("gradients", 0) for m in s["memory"])
+        for name, s in by_name.items()
+    }
+    assert most["ZeRO-2"] < most["ZeRO-1"] >= most["DDP"]
 
 
 def test_verb_serves_until_it_is_interrupted():
@@ -291,7 +305,7 @@ def test_cost_chart_names_its_axes_and_no_two_texts_collide(desk_page):
 
 def test_strategies_can_be_walked_through(desk_page):
     enter(desk_page, "Strategies")
-    desk_page.run("document.querySelectorAll('.strategies [role=tab]')[3].click()")
+    desk_page.run("document.querySelectorAll('.strategies [role=tab]')[4].click()")
     output = set()
     for at in range(12):
         desk_page.run(

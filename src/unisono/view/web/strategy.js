@@ -17,7 +17,7 @@ const ROW = 30;
 const MEMORY = 170;
 /** @type {Record<string, number>} */
 const COLOURS = { Forward: 0, Backward: 3, Step: 2 };
-const CALLS = ["all_reduce", "all_gather", "reduce_scatter", "send", "recv", "broadcast", "all_to_all"];
+const CALLS = ["all_reduce", "all_gather", "reduce_scatter", "send", "recv", "broadcast", "all_to_all", "reduce"];
 const KINDS = ["parameters", "gathered", "gradients", "optimizer", "activations"];
 
 /** @param {Strategies} data */
