@@ -33,6 +33,8 @@ from unisono.view.svg_parts import (
 _SECONDS = 1.1
 _CELL, _EDGE, _HEAD = 60.0, 24, 50
 _WIDTH, _SCALE = 720, 1.7
+_OVERLAP = 0.02
+"""By how many per cent of the time a scene outlasts its turn: no moment has none."""
 
 
 def moving(schedule: Schedule) -> str:
@@ -47,7 +49,8 @@ def moving(schedule: Schedule) -> str:
     length, part = len(scenes) * _SECONDS, 100 / len(scenes)
     style = (
         f".s{{visibility:hidden;animation:show {length:.1f}s step-end infinite}}"
-        f"@keyframes show{{0%{{visibility:visible}}{part:.3f}%{{visibility:hidden}}}}"
+        f"@keyframes show{{0%{{visibility:visible}}{part + _OVERLAP:.3f}%"
+        "{visibility:hidden}}"
         f".t{{animation:go {length:.1f}s linear infinite}}"
         f"@keyframes go{{{0.15 * part:.3f}%{{transform:none}}{0.9 * part:.3f}%,to"
         "{transform:translate(var(--x),var(--y))}}"

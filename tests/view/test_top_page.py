@@ -251,65 +251,66 @@ def test_verb_serves_the_page_until_it_is_interrupted(tmp_path):
 # --- in a browser
 
 
+@pytest.fixture
+def page(browser, top):
+    """A browser that shows the page; it asks no more before the server ends."""
+    browser.window(1400, 900)
+    browser.open(top.address, "document.querySelector('[data-updates]')")
+    yield browser
+    browser.open("about:blank", "true")
+
+
 def text(browser, selector):
     return browser.run(f"document.querySelector('{selector}').innerText")
 
 
-def test_page_shows_the_job_and_its_end(browser, top):
-    browser.window(1400, 900)
-    browser.open(top.address, "document.querySelector('[data-updates]')")
-    assert browser.run("location.search") == ""  # the token is in no history
-    assert browser.run("document.cookie") == ""  # nor can scripts read it
-    assert "rank 0 waits for rank 1 in world, call 4" in text(browser, ".waits")
-    assert "rank 2, world: broken: differing calls" in text(browser, "ul.trouble")
-    hosts = browser.run(
+def test_page_shows_the_job_and_its_end(page, top):
+    assert page.run("location.search") == ""  # the token is in no history
+    assert page.run("document.cookie") == ""  # nor can scripts read it
+    assert "rank 0 waits for rank 1 in world, call 4" in text(page, ".waits")
+    assert "rank 2, world: broken: differing calls" in text(page, "ul.trouble")
+    hosts = page.run(
         "[...document.querySelectorAll('.host')].map(e => e.innerText.split(/\\n+/))"
     )
     assert [(h[0].split()[0], h[1:]) for h in hosts] == [
         ("a", ["0 waits", "2 failed"]),
         ("b", ["1 late"]),
     ]
-    browser.wait("Number(document.querySelector('[data-updates]').dataset.updates) > 2")
-    assert "calls per second" in text(browser, "figcaption")
-    assert browser.run("document.querySelectorAll('.bytes td').length") == 9
-    assert (
-        browser.run("document.querySelectorAll('.list tbody tr').length") == 3 + 6 + 3
-    )
+    page.wait("Number(document.querySelector('[data-updates]').dataset.updates) > 2")
+    assert "calls per second" in text(page, "figcaption")
+    assert page.run("document.querySelectorAll('.bytes td').length") == 9
+    assert page.run("document.querySelectorAll('.list tbody tr').length") == 3 + 6 + 3
     top.known["ended"] = True
-    browser.wait("document.querySelector('.state').innerText.includes('has ended')")
+    page.wait("document.querySelector('.state').innerText.includes('has ended')")
     assert top.told.is_set()
-    assert browser.complaints == []
+    assert page.complaints == []
 
 
-def test_paused_page_asks_no_more(browser, top):
-    browser.window(1400, 900)
-    browser.open(top.address, "document.querySelector('[data-updates]')")
-    browser.run("document.querySelector('header button').click()")
-    assert "Paused" in text(browser, ".state")
+def test_paused_page_goes_on_where_it_is_told_to(page, top):
+    page.run("document.querySelector('header button').click()")
+    assert "Paused" in text(page, ".state")
     top.known[0, "state"] = state(0, 9, inside=True)
-    browser.run("document.querySelector('header button').click()")
-    browser.wait("document.querySelector('.waits').innerText.includes('call 9')")
+    page.run("document.querySelector('header button').click()")
+    page.wait("document.querySelector('.waits').innerText.includes('call 9')")
 
 
-def test_page_of_a_job_fits_and_has_enough_contrast(browser, top):
+def test_page_of_a_job_fits_and_has_enough_contrast(page, top):
     from test_explainer import PROBES
 
     for theme in ("light", "dark"):
-        browser.window(1400, 900, theme=theme)
-        browser.open(top.address, "document.querySelector('[data-updates]')")
-        browser.run(PROBES)
-        assert browser.run("probe.faint(4.5)")["seen"] == []
-    browser.window(390, 844)
-    assert browser.run("document.documentElement.scrollWidth") <= 390
+        page.window(1400, 900, theme=theme)
+        page.open(top.address, "document.querySelector('[data-updates]')")
+        page.run(PROBES)
+        assert page.run("probe.faint(4.5)")["seen"] == []
+    page.window(390, 844)
+    assert page.run("document.documentElement.scrollWidth") <= 390
 
 
-def test_page_says_that_nobody_answers_and_goes_on(browser, top):
-    browser.window(1400, 900)
-    browser.open(top.address, "document.querySelector('[data-updates]')")
-    browser.run(
+def test_page_says_that_nobody_answers_and_goes_on(page, top):
+    page.run(
         "window.real = fetch;window.fetch = () => Promise.reject(new TypeError('x')); 1"
     )
     said = "document.querySelector('.state').innerText"
-    browser.wait(f"{said}.includes('does not answer: it was ended')")
-    browser.run("window.fetch = window.real; 1")
-    browser.wait(f"{said} === 'Live.'")
+    page.wait(f"{said}.includes('does not answer: it was ended')")
+    page.run("window.fetch = window.real; 1")
+    page.wait(f"{said} === 'Live.'")

@@ -32,6 +32,7 @@ class Top {
     /** @type {{calls: number[], sent: number[]}} */
     this.history = { calls: [], sent: [] };
     this.paused = false;
+    this.every = 1;
     this.updates = 0;
     this.root = root;
     this.summary = h("p", { class: "summary" });
@@ -65,14 +66,13 @@ class Top {
 
   /** Ask, show, and ask again a little later; until the job has ended. */
   async run() {
-    let every = 1;
     try {
       if (!this.paused && !document.hidden) {
         const answer = await fetch("/api/snapshot");
         const body = await answer.json();
         if (!answer.ok) throw new Error(body.error);
-        every = body.every;
-        this.show(body);
+        this.every = body.every;
+        if (!this.paused) this.show(body);
         if (body.ended) return;
       }
     } catch (error) {
@@ -80,7 +80,7 @@ class Top {
       this.say(`unisono top does not answer: ${why}. What is shown is what was seen last.`);
       if (!(error instanceof TypeError)) return;
     }
-    setTimeout(() => this.run(), 1000 * every);
+    setTimeout(() => this.run(), 1000 * this.every);
   }
 
   /** @param {Answer} answer */
