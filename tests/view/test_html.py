@@ -199,6 +199,16 @@ def test_ranks_of_a_host_are_drawn_together(name):
             assert (low > other_high).any() or (other_low > high).any()
 
 
+def test_fat_tree_is_drawn_in_levels():
+    topology = parse("fat-tree:4")
+    places = place(topology)
+    n = topology.n
+    assert len({tuple(p) for p in places.tolist()}) == len(places)
+    assert places[:n, 1].tolist() == [1.0] * n
+    assert np.all(np.diff(places[:n, 0]) > 0)
+    assert sorted(set(places[n:, 1].round(3).tolist())) == [-1.0, -0.333, 0.333]
+
+
 def test_hosts_of_one_rank_and_one_host_need_no_frames():
     assert hosts(parse("full:5").wiring) == []
     assert hosts(parse("wan:5").wiring) == []

@@ -3,9 +3,10 @@
 Ranks are on a circle, rank 0 on top and the others clockwise, so that consecutive ranks
 are neighbours in the picture. Where several ranks share a host, each host has a circle
 of its own, and its part of the drawing. Where every rank has a link to every other, and
-the messages go along a tree, that tree is drawn: its root on top, children below. Other
-nodes (switches, network cards) are at the mean of their neighbours, as if every link
-were a spring; and nodes that would overlap are moved apart.
+the messages go along a tree, that tree is drawn: its root on top, children below. Where
+switches link switches, as in a fat tree, ranks are below and switches in levels above.
+Other nodes (switches, network cards) are at the mean of their neighbours, as if every
+link were a spring; and nodes that would overlap are moved apart.
 """
 
 from __future__ import annotations
@@ -37,11 +38,50 @@ def place(topology: Topology, pairs: Pairs = (), root: int = 0) -> Floats:
     """
     wiring = topology.wiring
     inner = wiring.num_nodes - wiring.n
+    levels = _levels(wiring)
+    if not hosts(wiring) and max(levels) > 1:
+        return _layered(wiring, levels)
     tree = tree_of(wiring, pairs, root)
     ranks = _ranks(wiring) if tree is None else tree
     if not inner:
         return ranks
     return np.concatenate([ranks, _spread(_balanced(wiring, ranks))])
+
+
+def _levels(wiring: Wiring) -> list[int]:
+    """How many links each node is away from the nearest rank."""
+    away = [0] * wiring.n + [-1] * (wiring.num_nodes - wiring.n)
+    near = _neighbours(wiring)
+    order = list(range(wiring.n))
+    for node in order:
+        for other in near[node]:
+            if away[other] < 0:
+                away[other] = away[node] + 1
+                order.append(other)
+    return away
+
+
+def _neighbours(wiring: Wiring) -> dict[int, list[int]]:
+    near: dict[int, list[int]] = defaultdict(list)
+    for a, b in links(wiring):
+        near[a].append(b)
+        near[b].append(a)
+    return near
+
+
+def _layered(wiring: Wiring, levels: list[int]) -> Floats:
+    """Ranks below, above them their switches, above these theirs: as a tree of them."""
+    near, deep = _neighbours(wiring), max(levels)
+    x = np.zeros(wiring.num_nodes)
+    for level in range(deep + 1):
+        mine = [node for node, of in enumerate(levels) if of == level]
+        below = {
+            node: np.mean([x[k] for k in near[node] if levels[k] < level] or [node])
+            for node in mine
+        }
+        for at, node in enumerate(sorted(mine, key=lambda node: (below[node], node))):
+            x[node] = (2 * at + 1) / len(mine) - 1
+    return np.stack([x, 1 - 2 * np.array(levels) / deep], axis=1)
 
 
 def hosts(wiring: Wiring) -> list[int]:

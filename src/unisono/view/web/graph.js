@@ -17,7 +17,7 @@ export function graph(reel) {
   const { n, rows, map, reduces } = reel.story;
   const key = unique("graph");
   const many = n > 8;
-  const WIDTH = many || map.hosts.length ? 1000 : 720;
+  const WIDTH = many ? 1200 : map.hosts.length ? 1000 : 720;
   const tall = Math.min(many ? 34 : 64, Math.max(22, rows.length * 7));
   const wide = many ? 48 : 74;
   const high = many ? 580 : 470;
