@@ -23,6 +23,8 @@
     └─ MissingExtra    an optional dependency is not installed
        └─ MissingLibrary      one that pip does not bring
 
+A warning, which is no error: DroppedWork, of a call that nobody has waited for.
+
 A message says where, what happened, what was expected, and what to do next. The values
 in it are attributes as well, so that tools need not parse text.
 """
@@ -223,6 +225,10 @@ class MissingLibrary(MissingExtra):
         """There is no extra for it."""
         ImportError.__init__(self, message)
         self.extra = ""
+
+
+class DroppedWork(RuntimeWarning):
+    """The Work of an `async_op=True` call was dropped, and nobody had waited for it."""
 
 
 def whole_number(name: str, value: object) -> int:

@@ -1,6 +1,8 @@
 """Sends and receives, objects, barriers, by way of torch.distributed."""
 
+import gc
 import time
+import warnings
 from datetime import timedelta
 
 import pytest
@@ -9,6 +11,7 @@ import torch.distributed as dist
 from ranks import expect, group, until
 
 from forked import attempt
+from unisono.errors import DroppedWork
 
 
 def ring(rank, name):
@@ -40,6 +43,25 @@ def ring(rank, name):
 )
 def test_messages_pass_around_a_ring(ranks, n, name):
     ranks(n, ring, name)
+
+
+def dropped(rank):
+    """torch's works may be dropped: no warning, and the calls go on."""
+    n, me = rank.n, rank.number
+    with group(rank), warnings.catch_warnings(record=True, action="always") as caught:
+        x, y = torch.ones(3), torch.empty(3)
+        for _ in range(100):  # the last ones are remembered
+            dist.isend(torch.full((3,), float(me)), (me + 1) % n)
+            dist.recv(y, (me - 1) % n)
+        dist.all_reduce(x, async_op=True)
+        dist.barrier()
+        gc.collect()
+    assert x.tolist() == [n] * 3
+    assert not [w for w in caught if issubclass(w.category, DroppedWork)]
+
+
+def test_dropped_works_do_not_warn(ranks):
+    ranks(2, dropped)
 
 
 def from_anybody(rank):

@@ -33,13 +33,15 @@ def out_of_order(comm, to, source):
     """A message waits for its tag; those of one tag stay in order."""
     for tag in (3, 1, 2, 1):
         comm.send(np.array([tag * 10 + comm.rank]), to, tag=tag)
-    comm.send(np.full(LARGE, 5, np.int32), to, tag=9, async_op=True)
-    comm.send(np.zeros(2), to, tag=-4, async_op=True)  # leaves after the large one
+    large = comm.send(np.full(LARGE, 5, np.int32), to, tag=9, async_op=True)
+    small = comm.send(np.zeros(2), to, tag=-4, async_op=True)  # after the large one
     assert (comm.recv(np.ones(2), source, tag=-4) == 0).all()
     taken = [comm.recv(np.empty(1, int), source, tag=t)[0] for t in (1, 2, 3)]
     assert taken == [t * 10 + source for t in (1, 2, 3)]
     assert (comm.recv(np.empty(LARGE, np.int32), source, tag=9) == 5).all()
     assert comm.recv(np.empty(1, int), source, tag=1)[0] == 10 + source
+    large.wait()
+    small.wait()
 
 
 def interleaved(comm, to, source):

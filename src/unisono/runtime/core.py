@@ -33,8 +33,8 @@ from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
 from unisono.runtime.call.work import CallsInFlight, Work
 from unisono.runtime.device.half import DeviceHalf
+from unisono.runtime.observe import raising
 from unisono.runtime.observe.failures import FailureCode, describe_call, late_hint
-from unisono.runtime.observe.raising import error_of_call, error_of_work, limit_of
 from unisono.runtime.plan.codec_plans import coded_plan
 from unisono.runtime.plan.plans import CODES, CallKind, lowered, make_plan
 from unisono.runtime.plan.select import choose
@@ -222,12 +222,7 @@ class Core:
         if async_op:
             native = self.native.submit(plan, input_at, output_at, timeout)
             self.in_flight.add(native, keep)
-            return Work(
-                native,
-                None,
-                explain=lambda failed: error_of_work(self, failed, timeout_s),
-                call=collective,
-            )
+            return Work(native, None, self, timeout_s, collective, droppable=True)
         if self.native.run(plan, input_at, output_at, timeout, keep):
             return None
         raise self.failure(timeout_s)
@@ -351,13 +346,7 @@ class Core:
     def _work(self, native: _native.Work, call: Call, timeout_s: float | None) -> Work:
         """The handle of a call in flight; its buffers are kept until it is done."""
         self.in_flight.add(native, (call.input, call.output))
-        return Work(
-            native,
-            call.result,
-            explain=lambda failed: error_of_work(self, failed, timeout_s),
-            finish=call.finish,
-            call=call.collective,
-        )
+        return Work(native, call.result, self, timeout_s, call.collective, call.finish)
 
     def transfer(
         self,
@@ -415,7 +404,15 @@ class Core:
         self, timeout_s: float | None = None, refused: str = ""
     ) -> UnisonoError:
         """Why the latest call failed, or why one is refused."""
-        return error_of_call(self, timeout_s, refused)
+        return raising.error_of_call(self, timeout_s, refused)
+
+    def error_of(self, work: _native.Work, timeout_s: float | None) -> UnisonoError:
+        """Why a call in flight failed."""
+        return raising.error_of_work(self, work, timeout_s)
+
+    def warn_of_dropped(self, work: Work) -> None:
+        """The handle of a call was dropped that nobody has waited for."""
+        raising.warn_of_dropped(self, work)
 
     def _unreachable(self, rank: int, what: str, *, late: bool) -> UnisonoError:
         """Break the communicator because a rank cannot be reached; the error.
@@ -423,7 +420,7 @@ class Core:
         `late`: the timeout has passed; the rank might have answered later.
         """
         self.native.abort_unreachable(rank, late)
-        limit_of(self, None, self.native.failure()[3])
+        raising.limit_of(self, None, self.native.failure()[3])
         return self.failure(refused=what)
 
     def check_usable(self, what: str, words: Callable[[], str] = lambda: "") -> None:
@@ -431,7 +428,7 @@ class Core:
         self._refuse_fork(what)
         self.check_open(what)
         if self.native.failure()[0] != FailureCode.NONE:
-            raise error_of_call(self, refused=what, words=words())
+            raise raising.error_of_call(self, refused=what, words=words())
 
     def _refuse_fork(self, what: str) -> None:
         if self.session.engine.forked():

@@ -34,6 +34,8 @@ class StagedWork(Work):
     def _advance(self) -> None:
         try:
             self._current = next(self._stages)
+            self._current.allow_drop()  # this handle is the one to wait for
+            self._caller = self._current.caller
         except StopIteration:
             self._current = None
         except BaseException as error:
@@ -41,6 +43,7 @@ class StagedWork(Work):
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Run the remaining collectives; the result. `timeout_s` is for each one."""
+        self._watched = True
         while self._current is not None:
             self._current.wait(timeout_s)
             self._advance()
@@ -50,8 +53,7 @@ class StagedWork(Work):
         """Run the remaining collectives: no other thread does."""
         self.wait()
 
-    def done(self) -> bool:
-        """Whether all of it has ended, with or without an error."""
+    def _ended(self) -> bool:
         return self._current is None
 
 

@@ -1,14 +1,22 @@
 """Calls in flight: many at once, waited for, aborted, dropped; and several threads."""
 
 import gc
+import subprocess
+import sys
 import threading
 import time
+import warnings
 
 import numpy as np
 import pytest
 
 from processes import on_processes
-from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
+from unisono.errors import (
+    CollectiveMismatch,
+    CollectiveTimeout,
+    DroppedWork,
+    PeerLost,
+)
 from unisono.testing import world
 
 
@@ -144,6 +152,7 @@ def test_calls_in_flight_end_when_a_peer_leaves():
         assert w.run(left)[0] == [(1,)] * 3
 
 
+@pytest.mark.filterwarnings("ignore::unisono.errors.DroppedWork")
 def test_dropped_work_completes_and_keeps_its_arrays(worlds):
     def dropped(comm):
         kept = np.full(40_000, 1.0)
@@ -158,6 +167,139 @@ def test_dropped_work_completes_and_keeps_its_arrays(worlds):
         return kept[0], kept[-1]
 
     assert worlds(3).run(dropped) == [(3.0, 3.0)] * 3
+
+
+def warnings_of(drop, n=2):
+    """What each rank of a new world is warned of as `drop(comm)` runs; sorted."""
+    with (
+        world(n) as w,
+        warnings.catch_warnings(record=True, action="always") as caught,
+    ):
+        w.run(drop)
+    assert {one.category for one in caught} <= {DroppedWork}
+    return sorted(str(one.message).partition(": its Work")[0] for one in caught)
+
+
+def test_dropped_work_warns():
+    def drop(comm):
+        comm.all_reduce(np.ones(3), async_op=True, label="loss")
+        comm.barrier()
+
+    call = "all_reduce(float64 × 3, sum) by naive for loss"
+    assert warnings_of(drop) == [f"{call} on rank {r} of 'world'" for r in (0, 1)]
+
+
+def test_warning_says_what_to_do(worlds):
+    def drop(comm):
+        if comm.rank == 0:
+            with pytest.warns(DroppedWork, match=r"call wait\(\)$") as caught:
+                comm.barrier(async_op=True)
+            assert caught[0].filename == __file__  # whose line dropped it
+        else:
+            comm.barrier()
+
+    worlds(2).run(drop)
+
+
+def test_dropped_work_of_several_collectives_warns_once():
+    assert warnings_of(lambda comm: comm.scan(np.ones(3), async_op=True), 1) == [
+        "scan on rank 0 of 'world'"
+    ]
+
+
+def test_works_of_a_closed_communicator_do_not_warn():
+    def close(comm):
+        work = comm.barrier(async_op=True)
+        comm.close()
+        del work
+
+    assert warnings_of(close, 1) == []
+
+
+def test_work_that_was_watched_does_not_warn():
+    given_up = threading.Event()
+
+    def watched(comm):
+        comm.all_reduce(np.ones(3), async_op=True).wait()
+        comm.scan(np.ones(3), async_op=True).wait()
+        comm.broadcast_object(3)
+        polled = comm.barrier(async_op=True)
+        while not polled.done():
+            time.sleep(1e-3)
+        if comm.rank == 1:
+            assert given_up.wait(100)
+        late = comm.all_reduce(np.ones(3), async_op=True)
+        if comm.rank == 0:
+            with pytest.raises(CollectiveTimeout):
+                late.wait(0.01)
+            given_up.set()
+            del late  # its error has told
+        else:
+            late.wait()
+
+    assert warnings_of(watched) == []
+
+
+def test_work_whose_result_needs_wait_warns_although_it_is_done():
+    def polled(comm):
+        out = np.empty((4, 2))[:, 0]  # has to be copied to
+        work = comm.all_reduce(np.ones(4), out=out, async_op=True)
+        while not work.done():
+            time.sleep(1e-3)
+
+    assert len(warnings_of(polled, 1)) == 1
+
+
+def test_shown_work_still_warns():
+    def shown(comm):
+        comm.barrier()
+        work = comm.barrier(async_op=True)
+        while "in flight" in repr(work):
+            time.sleep(1e-3)
+
+    assert len(warnings_of(shown, 1)) == 1
+
+
+def test_works_of_a_failed_communicator_do_not_warn():
+    def failed(comm):
+        work = comm.all_reduce(np.ones(3), async_op=True)
+        with pytest.raises(CollectiveMismatch):
+            comm.all_reduce(np.ones(3 + comm.rank))
+        del work
+        gc.collect()
+
+    assert warnings_of(failed) == []
+
+
+def test_warning_as_error_does_not_stop_the_program(monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        sys, "unraisablehook", lambda about: seen.append(about.exc_type)
+    )
+
+    def drop(comm):
+        comm.barrier(async_op=True)
+        return comm.rank
+
+    with world(1) as w, warnings.catch_warnings(action="error"):
+        assert w.run(drop) == [0]
+    assert seen == [DroppedWork]
+
+
+def test_works_at_exit_do_not_warn():
+    program = """
+import numpy, unisono
+comm = unisono.init()
+work = comm.all_reduce(numpy.ones(3), async_op=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert done.stderr == ""
 
 
 def test_several_threads_use_one_communicator(worlds):

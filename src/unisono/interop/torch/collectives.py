@@ -314,6 +314,7 @@ class TorchCollectives:
             )
         except UnisonoError as error:
             raise for_torch(error) from None
+        begun.allow_drop()  # as works of torch may be
         return begun
 
     def _staged(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
 
@@ -15,30 +16,66 @@ if TYPE_CHECKING:
     from unisono import _native
 
 
+class Caller(Protocol):
+    """The communicator of a call, for the call's handle."""
+
+    def error_of(self, work: _native.Work, timeout_s: float | None) -> UnisonoError:
+        """Why the call failed."""
+
+    def warn_of_dropped(self, work: Work) -> None:
+        """The handle of the call was dropped: warn, if it is in use."""
+
+
 class Work:
     """A call that was started with `async_op=True`.
 
     Its arrays must not be used until it is done; they are kept alive that long.
-    Dropping a Work does not cancel the call.
+    Dropping a Work does not cancel the call. A Work that is dropped before wait() was
+    called, or done() was true, gives the warning `DroppedWork`.
     """
+
+    _watched = True  # until it is made
 
     def __init__(
         self,
         native: _native.Work | None,
         result: Any,
-        *,
-        explain: Callable[[_native.Work], UnisonoError] | None = None,
-        finish: Callable[[Any], Any] | None = None,
+        caller: Caller | None = None,
+        timeout_s: float | None = None,
         call: str = "",
+        finish: Callable[[Any], Any] | None = None,
+        *,
+        droppable: bool = False,
     ) -> None:
-        """`finish` makes the result from the buffers, once."""
+        """`finish` makes the result from the buffers, once.
+
+        One that is `droppable` may be dropped without a warning.
+        """
         self._native = native
         self._result = result
-        self._explain = explain
+        self._caller = caller
+        self._timeout_s = timeout_s
         self._finish = finish
         self._error: BaseException | None = None
         self._process = os.getpid()
         self.call = call
+        self._watched = droppable
+
+    def __del__(self) -> None:
+        """Warn if nobody has waited for it, except at the end of the process."""
+        if self._watched or self._caller is None or sys.is_finalizing():
+            return
+        if self._process == os.getpid():
+            self._caller.warn_of_dropped(self)
+
+    def allow_drop(self) -> None:
+        """It may be dropped without a warning."""
+        self._watched = True
+
+    @property
+    def caller(self) -> Caller | None:
+        """The communicator of the call; None if it is done and was waited for."""
+        return self._caller
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until it is done and return the result, or raise its error.
@@ -46,6 +83,7 @@ class Work:
         CollectiveTimeout after `timeout_s`, if given; the call itself then continues,
         and one may wait again.
         """
+        self._watched = True
         if self._process != os.getpid():
             raise UsageError(
                 f"{self.call}: this process is a fork of the rank that made the call; "
@@ -66,7 +104,7 @@ class Work:
             self._settle(state)
         if self._error is not None:
             raise self._error
-        self._explain = None  # breaks the cycle with the communicator
+        self._caller = None  # breaks the cycle with the communicator
         if self._finish is not None:
             finish, self._finish = self._finish, None
             self._result = finish(self._result)
@@ -79,6 +117,12 @@ class Work:
 
     def done(self) -> bool:
         """Whether it has ended, with or without an error."""
+        ended = self._ended()
+        if ended and self._finish is None:  # else wait() is needed for the result
+            self._watched = True
+        return ended
+
+    def _ended(self) -> bool:
         return self._native is None or self._native.state() != 0
 
     def is_completed(self) -> bool:
@@ -104,15 +148,17 @@ class Work:
 
     def _settle(self, state: int) -> None:
         unexplained = state != 1 and self._error is None
-        if unexplained and self._native is not None and self._explain is not None:
-            self._error = self._explain(self._native)
+        if unexplained and self._native is not None and self._caller is not None:
+            self._error = self._caller.error_of(self._native, self._timeout_s)
 
     def __repr__(self) -> str:
         """One line: the call and its state."""
+        watched = self._watched
         if not self.done():
             state = "in flight"
         else:
             state = "done" if self.exception() is None else "failed"
+        self._watched = watched  # to be shown is not to be waited for
         return f"<Work: {self.call}, {state}>"
 
 
@@ -128,7 +174,9 @@ class CallsInFlight:
         self._comm = comm
         self.device: _native.DeviceComm | None = None
         self.device_arrays: deque[Any] = deque()  # of calls on the device
-        self._calls: deque[tuple[_native.Work, object]] = deque()
+        self.failed_in: dict[int, str] = {}
+        """Names of the threads whose calls failed; see `runtime.observe.threads`."""
+        self._calls: deque[tuple[_native.Work, object, int]] = deque()
         self._lock = threading.Lock()
 
     def add(self, work: _native.Work, arrays: object) -> None:
@@ -137,7 +185,7 @@ class CallsInFlight:
             while self._calls and self._calls[0][0].state() != _PENDING:
                 self._release(*self._calls.popleft())
             if work.state() != _SUCCEEDED:
-                self._calls.append((work, arrays))
+                self._calls.append((work, arrays, threading.get_ident()))
 
     def pending(self) -> bool:
         """Whether any call has not ended."""
@@ -145,12 +193,17 @@ class CallsInFlight:
         if device is not None and not device.is_idle():
             return True
         with self._lock:
-            return any(work.state() == _PENDING for work, _ in self._calls)
+            return any(work.state() == _PENDING for work, *_ in self._calls)
+
+    def unfinished(self) -> list[tuple[_native.Work, int]]:
+        """The calls that have not succeeded, with the threads that started them."""
+        with self._lock:
+            return [(w, t) for w, _, t in self._calls if w.state() != _SUCCEEDED]
 
     def rest(self, within_s: float) -> None:
         """Sleep until one more has ended, at most `within_s`."""
         with self._lock:
-            waiting = [w for w, _ in self._calls if w.state() == _PENDING]
+            waiting = [w for w, *_ in self._calls if w.state() == _PENDING]
         if waiting:
             waiting[0].wait(int(within_s * 1e9), False)
         elif self.device is not None:
@@ -172,7 +225,7 @@ class CallsInFlight:
             while self._calls:
                 self._release(*self._calls.popleft())
 
-    def _release(self, work: _native.Work, arrays: object) -> None:
+    def _release(self, work: _native.Work, arrays: object, _thread: int) -> None:
         if work.state() != _SUCCEEDED and self._comm.has_writers():
             _KEPT.append(arrays)
 

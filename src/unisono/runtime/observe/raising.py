@@ -1,4 +1,4 @@
-"""The errors that calls of one communicator raise.
+"""The errors that calls of one communicator raise, and the warning of a dropped Work.
 
 The native core's failure code becomes an error that names ranks, and the flight record
 is written.
@@ -6,10 +6,12 @@ is written.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 
 from unisono import _native
-from unisono.errors import BadArgument, UnisonoError
+from unisono.errors import BadArgument, DroppedWork, UnisonoError
+from unisono.runtime.call.work import Work
 from unisono.runtime.observe.failures import (
     DEVICE_CALL,
     FailureCode,
@@ -18,6 +20,7 @@ from unisono.runtime.observe.failures import (
 )
 from unisono.runtime.observe.recorder import dump_on_error, note_on_device
 from unisono.runtime.observe.subject import ObservedCore
+from unisono.runtime.observe.threads import name_threads
 
 
 def error_of_call(
@@ -40,7 +43,10 @@ def error_of_call(
         noted = note_on_device(core.session.logbook, core.native.id(), number)
         call = call if noted is None else describe(noted)
     limit = core.exceeded_s if refused else limit_of(core, timeout_s, seq)
-    return _error(core, failure, call, seq, limit, core.native.awaited(), words)
+    awaited = core.native.awaited()
+    return _error(
+        core, failure, call, seq, limit, awaited, words, refused=bool(refused)
+    )
 
 
 def error_of_work(
@@ -57,6 +63,27 @@ def error_of_work(
         )
     limit = limit_of(core, timeout_s, work.seq())
     return _error(core, failure, call, work.seq(), limit, work.awaited())
+
+
+def warn_of_dropped(core: ObservedCore, work: Work) -> None:
+    """The handle of a call was dropped that nobody has waited for: warn.
+
+    Not if the communicator failed or is closed: then the program knows that its calls
+    have ended, or an error has it abandon them. A finalizer calls this: where the
+    warning is an error, Python reports it and continues.
+    """
+    native = work.native
+    if core.closed or core.native.failure()[0] != FailureCode.NONE:
+        return
+    call = work.call if native is None else describe(native.note())
+    warnings.warn(
+        f"{call} on rank {core.rank} of {core.name!r}: its Work was dropped without "
+        "wait(). The call continues, but its arrays must not be used before it is "
+        "done: keep the Work that async_op=True returns, and call wait()",
+        DroppedWork,
+        stacklevel=4,  # above Work.__del__: whoever dropped it
+        source=work,
+    )
 
 
 def limit_of(core: ObservedCore, timeout_s: float | None, seq: int) -> float:
@@ -77,6 +104,8 @@ def _error(
     limit: float,
     awaited: Sequence[int],
     words: str = "",
+    *,
+    refused: bool = False,
 ) -> UnisonoError:
     core.session.failed = True
     error = error_for(
@@ -89,6 +118,7 @@ def _error(
         awaited=awaited,
         rank=core.rank,
     )
+    name_threads(core, error, refused=refused)
     on_device = bool(failure[3] & DEVICE_CALL)
     dump_on_error(
         core.session.logbook, core.name, error, words or call, on_device=on_device

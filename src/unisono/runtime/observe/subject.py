@@ -11,6 +11,7 @@ from unisono.devices.arrays import DeviceView
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
+from unisono.runtime.call.work import CallsInFlight
 from unisono.runtime.plan.plans import CallKind
 from unisono.schedule.collective import Collective
 from unisono.transports.session import Peer, Session
@@ -41,6 +42,7 @@ class ObservedCore(Protocol):
     hosts_if_several: tuple[int, ...]
     world_ranks: tuple[int, ...]
     native: _native.Comm
+    in_flight: CallsInFlight
     session: Session
     closed: bool
     exceeded_s: float
