@@ -70,10 +70,36 @@ def uncommented(snippet):
     return re.sub(r" *# .*", "", snippet.text)
 
 
-def test_first_page_in_chinese_has_the_same_snippets():
+def in_chinese(page):
+    return page.with_suffix(".zh.md")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_in_chinese_has_the_same_snippets(page):
     one, other = (
         [(s.kind, s.title, uncommented(s)) for s in snippets(f.read_text("utf-8"))]
-        for f in (TUTORIAL / "first.md", TUTORIAL / "first.zh.md")
+        for f in (page, in_chinese(page))
     )
     assert one == other
-    assert FENCE.search((TUTORIAL / "first.zh.md").read_text("utf-8"))
+    assert one
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_page_in_chinese_has_the_same_parts(page):
+    """The same number, pictures, and headings of each level."""
+    one, other = (FENCE.sub("", f.read_text("utf-8")) for f in (page, in_chinese(page)))
+    for part in (r"^# \d+\. ", r"\]\((\.\./pictures/[^)]+)\)", r"^(#+) "):
+        found = re.findall(part, one, re.MULTILINE)
+        assert found
+        assert found == re.findall(part, other, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_both_languages_link_to_each_other_and_stay_in_their_own(page):
+    there = in_chinese(page)
+    english, chinese = page.read_text("utf-8"), there.read_text("utf-8")
+    assert f"\n[中文]({there.name})\n" in english
+    assert f"\n[English]({page.name})\n" in chinese
+    link = re.compile(r"\]\((\w+)(\.zh)?\.md[#)]")
+    assert {(n, z) for n, z in link.findall(english) if z} == {(page.stem, ".zh")}
+    assert {(n, z) for n, z in link.findall(chinese) if not z} == {(page.stem, "")}
