@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from unisono.cli.output import print_json
+from unisono.cli.output import print_json, print_text
 from unisono.errors import BadArgument
 from unisono.runtime.observe.explain import chooser, runner_up, when_tuned
 from unisono.runtime.plan.select import AlgorithmChoice, choose
@@ -32,15 +32,15 @@ def tell(
         print_json([_plain(what, size, n, choice) for size, choice in choices])
         return 0
     for size, choice in choices:
-        print(f"{what} of {format_bytes(size)} on {n} ranks by {choice.algorithm}")
-        print(f"  why        {choice.why}")
-        print(f"  chosen by  {chooser(choice, table)}")
+        print_text(f"{what} of {format_bytes(size)} on {n} ranks by {choice.algorithm}")
+        print_text(f"  why        {choice.why}")
+        print_text(f"  chosen by  {chooser(choice, table)}")
         if choice.predicted:
             print(f"  predicted  {format_seconds(choice.predicted)}")
         if choice.row is not None:
-            print(f"  measured   {when_tuned(choice.row)}")
+            print_text(f"  measured   {when_tuned(choice.row)}")
         if choice.runner_up:
-            print(f"  runner-up  {runner_up(choice)}")
+            print_text(f"  runner-up  {runner_up(choice)}")
     return 0
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from unisono.cli.output import print_json
+from unisono.cli.output import print_json, print_text
 from unisono.simulate.training import train as simulated
 from unisono.units import parse_bytes
 
@@ -82,5 +82,5 @@ def train(
     if json:
         print_json(step.as_dict())
     else:
-        print(step)
+        print_text(step)
     return 0

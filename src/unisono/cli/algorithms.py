@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from unisono.algorithms import LANGUAGES, Advice, Algorithm, library
 from unisono.algorithms.registry import Param
-from unisono.cli.output import parse_world, print_json, print_row
+from unisono.cli.output import parse_world, print_json, print_row, print_text
 from unisono.errors import BadArgument, UnsupportedWorld, unknown
 from unisono.schedule.collective import collective as find_collective
 from unisono.view.advice import sentences_of, wrapped
@@ -141,18 +141,19 @@ def _print_table(rows: Iterator[Row], n: int, *, verify: bool) -> None:
         done.append(row.get("verified_transfers"))
     proven = [count for count in done if isinstance(count, int)]
     if verify and len(proven) == len(done):
-        print(f"all {len(done)} verified at n = {n}: {sum(proven):,} transfers checked")
+        checked = f"{sum(proven):,} transfers checked"
+        print_text(f"all {len(done)} verified at n = {n}: {checked}")
     elif verify:
         rest = len(done) - len(proven)
-        print(f"{len(proven)} verified at n = {n}; {rest} have no schedule for it")
+        print_text(f"{len(proven)} verified at n = {n}; {rest} have no schedule for it")
 
 
 def _print_words(words: Mapping[str, Advice], lang: str) -> None:
     """When each algorithm is good and when not: once, whatever its collectives."""
     for name in sorted(words):
-        print(f"\n{name}")
+        print_text(f"\n{name}")
         for head, text in sentences_of(words[name], lang):
-            print("\n".join(wrapped(head, text, WIDTH)))
+            print_text("\n".join(wrapped(head, text, WIDTH)))
 
 
 def _print_bound(row: Row) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -30,7 +30,9 @@ from unisono.cli.output import (
     load_warning,
     parse_rank,
     parse_world,
+    print_aligned,
     print_json,
+    print_text,
     refuse_unwritable,
     write_file,
 )
@@ -50,7 +52,7 @@ def bench(
     begin: Annotated[str, Parameter(name=["-b", "--minbytes"], metavar="SIZE")] = "8",
     end: Annotated[str, Parameter(name=["-e", "--maxbytes"], metavar="SIZE")] = "64M",
     factor: Annotated[int, Parameter(name=["-f", "--stepfactor"])] = 2,
-    step: Annotated[str, Parameter(name=["-i", "--stepbytes"])] = "0",
+    step: Annotated[str, Parameter(name=["-i", "--stepbytes"], metavar="SIZE")] = "0",
     iterations: Annotated[int | None, Parameter(name="--iters")] = None,
     warmup: Annotated[int | None, Parameter(name=["-w", "--warmup-iters"])] = None,
     rounds: int = 5,
@@ -286,7 +288,11 @@ def _run(task: _Task, sizes: list[int], report: BenchReport, *, quiet: bool) -> 
 
     def tell(lines: Iterator[str] | list[str]) -> None:
         if not quiet:
-            print("\n".join(lines), flush=True)
+            print_text("\n".join(lines))
+
+    def tell_rows(lines: Iterable[str]) -> None:
+        if not quiet:
+            print_aligned(lines, report.ruler)
 
     progress = Progress()
     tell([*filter(None, [load_warning()]), *report.preamble()])
@@ -297,14 +303,14 @@ def _run(task: _Task, sizes: list[int], report: BenchReport, *, quiet: bool) -> 
             report.add_devices(started[0], use)
             tell(report.device_lines())
             for collective in task.collectives:
-                tell(report.header(collective))
+                tell_rows(report.header(collective))
                 for case in task.cases_of(collective, sizes):
                     progress.what = f"{collective}, {format_bytes(case.size)}"
                     names = task.algorithms[collective]
                     rows = measure(case, started, names, report.plan, progress, use)
                     progress.clear()
                     report.rows += rows
-                    tell([report.line(row) for row in rows])
+                    tell_rows(map(report.line, rows))
     except KeyboardInterrupt:
         report.interrupted = True
         progress.clear()

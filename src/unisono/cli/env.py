@@ -9,7 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import unisono
-from unisono.cli.output import print_json
+from unisono.cli.output import print_json, print_text
 from unisono.devices import found
 from unisono.errors import BadArgument
 from unisono.runtime.world.address import rendezvous_address
@@ -66,7 +66,7 @@ def env(*, json: bool = False) -> int:
         print_json(facts)
     else:
         for name, value in facts.items():
-            print(f"{name:<12} {value}")
+            print_text(f"{name:<12} {value}")
     return 0
 
 

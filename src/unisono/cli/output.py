@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 import os
 import re
+import shutil
 import sys
 import tempfile
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -18,6 +21,9 @@ from unisono.units import format_row
 MOST_RANKS = 1 << 20
 _QUIET = 0.5
 """The load per core above which measurements are disturbed."""
+_GAP = 2
+_BELOW = "    "
+"""Before the columns of a table that are on lines below."""
 
 
 def parse_ranks(text: str) -> list[int]:
@@ -148,6 +154,73 @@ def _colour() -> bool:
     return sys.stdout.isatty()
 
 
-def print_row(cells: Iterable[str], widths: Iterable[int]) -> None:
-    """One line of a table; negative widths align to the right."""
-    print(format_row(cells, widths), flush=True)
+def columns() -> int | None:
+    """The width of the terminal, or COLUMNS; None if a file or pipe is written."""
+    given = os.environ.get("COLUMNS", "")
+    if given.isdecimal() and int(given):
+        return int(given)
+    if not sys.stdout.isatty():
+        return None
+    return shutil.get_terminal_size().columns
+
+
+def print_text(text: object) -> None:
+    """Print lines; those that are too wide are continued below, where words begin."""
+    width = columns()
+    lines = str(text).split("\n")
+    print("\n".join(_folded(line, width) for line in lines), flush=True)
+
+
+def _folded(line: str, width: int | None) -> str:
+    if width is None or len(line) <= width:
+        return line
+    # Below the last column that begins in the left half, or a little to the right.
+    begins = [m.end() for m in re.finditer(r"\S  +(?=\S)", line[: width // 2])]
+    indent = len(line) - len(line.lstrip())
+    below = begins[-1] if begins else min(indent + 2, width // 2)
+    return textwrap.fill(
+        line,
+        width,
+        subsequent_indent=" " * below,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def print_aligned(lines: Iterable[str], ruler: str) -> None:
+    """Lines whose columns end where the words of `ruler` do, as bench has them.
+
+    If these are too wide, all of them are cut behind the same columns.
+    """
+    width = columns() or len(ruler)
+    cuts = [0]
+    for begin, end in pairwise([0, *(m.end() for m in re.finditer(r"\S+", ruler))]):
+        if end - cuts[-1] > width and begin > cuts[-1]:
+            cuts.append(begin)
+    for line in lines:
+        parts = [line[a:b].rstrip() for a, b in pairwise([*cuts, max(len(line), 1)])]
+        print("\n".join(filter(None, parts)) if len(cuts) > 1 else line, flush=True)
+
+
+def print_row(cells: Iterable[str], widths: Sequence[int]) -> None:
+    """One line of a table; negative widths align to the right.
+
+    If the table is too wide, the columns that do not fit are on lines below.
+    """
+    row = list(cells)
+    for part in _parts(widths, columns()):
+        indent = "" if part.start == 0 else _BELOW
+        text = format_row(row[part], widths[part])
+        if text.strip() or part.start == 0:
+            print(indent + text, flush=True)
+
+
+def _parts(widths: Sequence[int], width: int | None) -> list[slice]:
+    """Which columns are on the first line of each row, the second, and so on."""
+    starts, used = [0], -_GAP
+    for i, needed in enumerate(map(abs, widths)):
+        if width is not None and i > starts[-1] and used + _GAP + needed > width:
+            starts.append(i)
+            used = len(_BELOW) - _GAP
+        used += _GAP + needed
+    return [slice(*ends) for ends in pairwise([*starts, len(widths)])]

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from unisono.cli.output import parse_world, print_json, print_row
+from unisono.cli.output import parse_world, print_json, print_row, print_text
 from unisono.errors import BadArgument, unknown
 from unisono.models import ModelShape, parse_model, usual_shape
 from unisono.parallel.estimate import (
@@ -41,20 +41,26 @@ _COLUMNS = (
 )
 _WIDTHS = (10, -10, -10, -10, -11, -10, -10, -6, 5)
 
-_COMPARED = """\
-Why does data parallelism use all_reduce, and FSDP all_gather and reduce_scatter?
-
-                      ddp                        fsdp
-a rank steps          all parameters             its shard, 1/n
-so it needs           the sum of all gradients   the sum of its shard
-which is              all_reduce                 reduce_scatter
-and before computing  nothing, it has them       all_gather, twice: they are freed
-"""
-
-_WINS = """\
-wins when             model states fit: it       they do not: half as many
-                      sends least                bytes again buy the memory
-
+_QUESTION = (
+    "Why does data parallelism use all_reduce, and FSDP all_gather and reduce_scatter?"
+)
+_COMPARED = (
+    ("", "ddp", "fsdp"),
+    ("a rank steps", "all parameters", "its shard, 1/n"),
+    ("so it needs", "the sum of all gradients", "the sum of its shard"),
+    ("which is", "all_reduce", "reduce_scatter"),
+    (
+        "and before computing",
+        "nothing, it has them",
+        "all_gather, twice: they are freed",
+    ),
+)
+_WINS = (
+    ("wins when", "model states fit: it", "they do not: half as many"),
+    ("", "sends least", "bytes again buy the memory"),
+)
+_COMPARED_WIDTHS = (20, 25, 33)
+_ANSWER = """\
 An all_reduce is a reduce_scatter and an all_gather. ddp gathers gradients, which every
 rank then uses for the same step; fsdp (and zero) gathers the new parameters instead.
 That costs the same once (zero), and half as much again where they are freed after
@@ -167,7 +173,7 @@ def plan(
         if axes is not None:
             _print_axes(at, axes, rows)
         if advice:
-            print(advice)
+            print_text(advice)
     return 0
 
 
@@ -191,7 +197,7 @@ def _print_table(
 ) -> None:
     shape = f", {model.layers} layers of width {model.hidden}" if model.hidden else ""
     shape += ", the head tied to the embedding" if model.tied else ""
-    print(
+    print_text(
         f"# {model.name}: {model.parameters:,} parameters{shape}; {at.n} ranks, "
         f"{at.batch} x {at.length} tokens per step"
     )
@@ -205,7 +211,7 @@ def _print_table(
         cells += [format_bytes(row.memory), format_bytes(row.sent), str(row.calls)]
         print_row((row.strategy, *cells, fits), _WIDTHS)
     if not model.hidden:
-        print(
+        print_text(
             f"# Without a shape activations are not known, and not included. "
             f"{model.layers} equal layers are assumed"
         )
@@ -213,24 +219,26 @@ def _print_table(
 
 def _print_comparison(model: ModelShape, at: Setting, rows: list[Estimate]) -> None:
     ddp, fsdp = (next(r for r in rows if r.strategy == s) for s in ("ddp", "fsdp"))
-    print(_COMPARED, end="")
-    for name, one, other in (
+    counted = (
         ("memory", format_bytes(ddp.memory), format_bytes(fsdp.memory)),
         ("sent per step", format_bytes(ddp.sent), format_bytes(fsdp.sent)),
         ("as a formula", *_FORMULAS),
         ("calls per step", str(ddp.calls), str(fsdp.calls)),
-    ):
-        print(f"{name:<22}{one:<27}{other}")
-    print(_WINS)
+    )
+    print_text(f"{_QUESTION}\n")
+    for cells in (*_COMPARED, *counted, *_WINS):
+        print_row(cells, _COMPARED_WIDTHS)
+    print_text(f"\n{_ANSWER}")
     _print_other_way(model, at, ddp, fsdp)
-    print(f"\n# {model.name}, {at.n} ranks, {at.batch} x {at.length} tokens per step")
+    batch = f"{at.batch} x {at.length} tokens per step"
+    print_text(f"\n# {model.name}, {at.n} ranks, {batch}")
 
 
 def _print_other_way(
     model: ModelShape, at: Setting, ddp: Estimate, fsdp: Estimate
 ) -> None:
     """What each would cost with the collectives of the other."""
-    print(_OTHER_WAY)
+    print_text(_OTHER_WAY)
     widths = (24, -10, -11, -6, 12)
     print_row(("", "memory", "sent/step", "calls", "  as a formula"), widths)
     rows = [ddp, fsdp, *the_other_way(model, at)]
@@ -240,7 +248,7 @@ def _print_other_way(
         print_row((row.strategy, *sizes, f"  {formula}"), widths)
     print()
     for reason in _REASONS:
-        print(fill(f"- {reason}", 88, subsequent_indent="  "))
+        print_text(fill(f"- {reason}", 88, subsequent_indent="  "))
 
 
 def _as_data(rows: list[Estimate]) -> list[dict[str, object]]:
@@ -251,7 +259,7 @@ def _print_axes(at: Setting, axes: Axes, rows: list[Estimate]) -> None:
     """What is sent along each axis, and how long a pipeline idles."""
     for row in rows:
         sent = ", ".join(f"{k} {format_bytes(v)}" for k, v in row.axes.items())
-        print(f"# {axes} {row.strategy} sends: {sent or 'nothing'}")
+        print_text(f"# {axes} {row.strategy} sends: {sent or 'nothing'}")
     if axes.pp > 1:
         print(f"# a stage of the pipeline idles {idle(at, axes):.0%} of the time")
 

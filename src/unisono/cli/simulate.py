@@ -10,7 +10,13 @@ from cyclopts import Parameter
 from unisono.cli import _chart
 from unisono.cli._plot import refuse_unknown_format
 from unisono.cli._train import train
-from unisono.cli.output import print_json, print_row, refuse_unwritable, write_file
+from unisono.cli.output import (
+    print_json,
+    print_row,
+    print_text,
+    refuse_unwritable,
+    write_file,
+)
 from unisono.errors import BadArgument
 from unisono.schedule.collective import collective as find_collective
 from unisono.simulate import (
@@ -119,10 +125,8 @@ def simulate(
     what, where = find_collective(collective).name, topology_named(topology)
     sizes = _sizes(parse_bytes(begin), parse_bytes(end or begin), factor)
     if not json:
-        print(
-            f"# {what} on {where.name}, {where.n} ranks. {where.about}".rstrip(),
-            flush=True,
-        )
+        about = f"# {what} on {where.name}, {where.n} ranks. {where.about}"
+        print_text(about.rstrip())
     names = listed(algorithm, what, where)
     options = _options(fidelity, delay, slow, failed, codec)
     options |= _beside(compute, share) | _adding(reduce)
@@ -150,7 +154,7 @@ def _one(result: Result, trace: Path | None, *, json: bool) -> int:
     if json:
         print_json(result.as_dict())
     else:
-        print(result)
+        print_text(result)
     if trace:
         write_file(trace, to_chrome(result))
         if not json:
@@ -257,10 +261,10 @@ def _print(comparison: Comparison) -> None:
         )
     for cross in comparison.crossovers():
         about = format_bytes(cross.nbytes)
-        print(f"# from about {about} on {cross.winner} beats {cross.loser}")
+        print_text(f"# from about {about} on {cross.winner} beats {cross.loser}")
     if comparison.left_out:
         for name, why in comparison.left_out.items():
-            print(f"# left out: {name}: {why}")
+            print_text(f"# left out: {name}: {why}")
 
 
 def _plain(what: str, comparison: Comparison) -> dict[str, object]:

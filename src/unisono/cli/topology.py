@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unisono.cli.output import print_json
+from unisono.cli.output import print_json, print_text
 from unisono.errors import BadArgument
 from unisono.topology import PRESETS, detect
 from unisono.tune import topology_named
@@ -42,8 +42,8 @@ def topology(action: str = "list", name: str = "", /, *, json: bool = False) -> 
         )
         return 0
     for preset in PRESETS.values():
-        print(f"{preset.example:<20} {preset.about}")
-    print("my.toml              your own; docs/simulation.md has the format")
+        print_text(f"{preset.example:<20} {preset.about}")
+    print_text("my.toml              your own; docs/simulation.md has the format")
     return 0
 
 
@@ -52,14 +52,14 @@ def _show(name: str, *, json: bool) -> int:
     if json:
         print_json(topology.describe())
         return 0
-    print(topology)
+    print_text(topology)
     wiring = topology.wiring
     shown = min(_LINKS_SHOWN, len(wiring.links))
     names = ", ".join(wiring.link_name(link) for link in range(shown))
     more = (
         f", and {len(wiring.links) - shown} more" if shown < len(wiring.links) else ""
     )
-    print(f"  links: {names}{more}" if shown else "  no links")
+    print_text(f"  links: {names}{more}" if shown else "  no links")
     return 0
 
 
@@ -68,9 +68,10 @@ def _detect(*, json: bool) -> int:
     if json:
         print_json(machine.as_dict())
         return 0
-    print(f"{machine.model}: {machine.cores} cores on {len(machine.numa)} NUMA nodes")
-    for i, cores in enumerate(machine.numa):
-        print(f"  numa {i:<4} cores {', '.join(map(str, cores))}")
+    cores, nodes = machine.cores, len(machine.numa)
+    print_text(f"{machine.model}: {cores} cores on {nodes} NUMA nodes")
+    for i, numbers in enumerate(machine.numa):
+        print_text(f"  numa {i:<4} cores {', '.join(map(str, numbers))}")
     for level, size in machine.caches.items():
         print(f"  {level:<9} {size}")
     for card in machine.cards:
@@ -79,9 +80,9 @@ def _detect(*, json: bool) -> int:
             if card.megabits
             else "unknown rate"
         )
-        print(f"  card      {card.name}: {rate}")
+        print_text(f"  card      {card.name}: {rate}")
     for gpu in machine.gpus:
         links = f"{gpu.nvlinks} NVLinks, {format_bandwidth(gpu.nvlink_bandwidth)}"
-        print(f"  gpu       {gpu.name}: {links if gpu.nvlinks else 'no NVLink'}")
-    print("  `unisono simulate -t this` simulates a rank on each core")
+        print_text(f"  gpu       {gpu.name}: {links if gpu.nvlinks else 'no NVLink'}")
+    print_text("  `unisono simulate -t this` simulates a rank on each core")
     return 0

@@ -17,7 +17,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from unisono.cli import run as run_verb
-from unisono.cli.output import print_json, refuse_unwritable
+from unisono.cli.output import print_json, print_text, refuse_unwritable
 from unisono.errors import BadArgument
 from unisono.runtime.observe.tracing import TRACE
 from unisono.trace import ask, document, flights
@@ -87,7 +87,7 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     if _JSON in ours:
         print_json(summarise(doc).as_dict())
     else:
-        print(f"{summarise(doc)}\n\nwrote {output}: unisono trace open {output}")
+        print_text(f"{summarise(doc)}\n\nwrote {output}: unisono trace open {output}")
     return code
 
 
@@ -139,7 +139,7 @@ def summary(path: Path, /, *, json: bool = False) -> int:
     if json:
         print_json(summary_.as_dict())
     else:
-        print(summary_)
+        print_text(summary_)
     return 0
 
 
@@ -161,7 +161,7 @@ def diff(before: Path, after: Path, /, *, json: bool = False) -> int:
     if json:
         print_json([{**vars(change), "ratio": change.ratio} for change in changes])
     else:
-        print(differences_text(changes))
+        print_text(differences_text(changes))
     return 0
 
 
@@ -203,7 +203,7 @@ def _why(folder: Path, pickle: Path | None, *, json: bool) -> int:
     if json:
         print_json(diagnosis.as_dict())
     else:
-        print(diagnosis)
+        print_text(diagnosis)
     if pickle is not None:
         files = flights.to_pickle(folder, pickle)
         message = f"wrote {len(files)} files: torchfrtrace {pickle} -p rank_"

@@ -12,7 +12,13 @@ from cyclopts import Parameter
 from unisono.cli._bench import groups
 from unisono.cli._bench.devices import Placement
 from unisono.cli._bench.progress import Progress
-from unisono.cli.output import load_warning, parse_world, print_json, print_row
+from unisono.cli.output import (
+    load_warning,
+    parse_world,
+    print_json,
+    print_row,
+    print_text,
+)
 from unisono.errors import BadArgument
 from unisono.runtime.plan.tuned import (
     TunedCollective,
@@ -72,8 +78,8 @@ def tune(
     file = destination()  # refused before anything is measured, if it must be
     if not json:
         if warning := load_warning():
-            print(warning)
-        print(f"# tuning {ranks} ranks on {machine()}", flush=True)
+            print_text(warning)
+        print_text(f"# tuning {ranks} ranks on {machine()}")
     hosts = parse_world(per_host) if per_host else 0
     try:
         world = _measured(ranks, hosts, effort, json=json)
@@ -120,7 +126,7 @@ def _print_links(links: list[TunedLink]) -> None:
         sure = link.byte_error / link.byte if link.byte else 0.0
         rate = format_bandwidth(1 / link.byte) if link.byte else "any rate"
         late, error = format_seconds(link.latency), format_seconds(link.latency_error)
-        print(f"# {link.kind:<7} {to:<20} {late} ± {error}, {rate} ± {sure:.0%}")
+        print_text(f"# {link.kind:<7} {to:<20} {late} ± {error}, {rate} ± {sure:.0%}")
 
 
 def _is_slower(row: TunedRow) -> bool:
@@ -131,7 +137,7 @@ def _is_slower(row: TunedRow) -> bool:
 def print_part(part: TunedCollective) -> None:
     """What was chosen for a collective, by size: the default unless clearly beaten."""
     what = f" of {part.itemsize}-byte elements" if part.itemsize else ""
-    print(f"# {part.collective}{what}")
+    print_text(f"# {part.collective}{what}")
     head = ("size", "chosen", "measured", "predicted", "runner-up", "measured")
     print_row(head, _WIDTHS)
     for row in part.rows:

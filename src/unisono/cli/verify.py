@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from unisono.algorithms import Algorithm, library, load_file, schedule
 from unisono.algorithms.registry import Param
-from unisono.cli.output import counter_example, parse_ranks, print_json
+from unisono.cli.output import counter_example, parse_ranks, print_json, print_text
 from unisono.errors import (
     BadArgument,
     NotOffered,
@@ -73,7 +73,7 @@ def _verify(target: str, n: str, *, loud: bool) -> list[Row]:
     for row in rows:
         proofs.append(row)
         if loud and row["worlds"]:
-            print(_sentence(row, n), flush=True)
+            print_text(_sentence(row, n))
     if not any(row["worlds"] for row in proofs):
         raise BadArgument(f"nothing was verified: {target} has no schedule for -n {n}")
     return proofs

@@ -166,14 +166,20 @@ class BenchReport:
                 speed = format_bandwidth(self.use.copy_speed)
                 yield f"# copy: {speed}, read and written, by the driver on the device"
 
+    @property
+    def ruler(self) -> str:
+        """The names of the columns, each of which ends where its name does."""
+        names = (*_FIRST, *_TIMES, *_TIMES)
+        more = [name for name, _ in self._own_heads()]
+        return (_line(names, _WIDTHS) + self._own_line(more)).rstrip()
+
     def header(self, collective: str) -> Iterator[str]:
         """The lines above the rows of one collective."""
-        more, units = zip(*self._own_heads(), strict=True)
+        _, units = zip(*self._own_heads(), strict=True)
         yield "#" if collective == self.arguments["collective"] else f"# {collective}"
         blank = _line([""] * len(_FIRST), _WIDTHS)
         yield blank + "           out-of-place                       in-place          "
-        names = (*_FIRST, *_TIMES, *_TIMES)
-        yield (_line(names, _WIDTHS) + self._own_line(more)).rstrip()
+        yield self.ruler
         yield (_line(_UNITS, _WIDTHS) + self._own_line(units)).rstrip()
 
     def line(self, row: BenchRow) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from unisono.cli._doctor.host import Finding
 from unisono.cli._doctor.rank import WorldFindings
+from unisono.cli.output import print_row, print_text
 
 _CLOCKS_APART_S = 0.5
 
@@ -47,9 +48,11 @@ def show(findings: Iterable[Finding]) -> None:
     for finding in findings:
         where = f"{finding.where}: " if finding.where else ""
         detail = " ".join(finding.detail.split())
-        print(f"{'OK ' if finding.ok else 'FIX'}  {finding.what:<14} {where}{detail}")
+        print_text(
+            f"{'OK ' if finding.ok else 'FIX'}  {finding.what:<14} {where}{detail}"
+        )
         if not finding.ok and finding.fix:
-            print(f"       run: {finding.fix}")
+            print_text(f"       run: {finding.fix}")
 
 
 def show_matrices(found: WorldFindings) -> None:
@@ -65,7 +68,8 @@ def show_matrices(found: WorldFindings) -> None:
 
 
 def _show_matrix(ranks: Sequence[int], rows: Sequence[Sequence[float | None]]) -> None:
-    print("  rank" + "".join(f"{rank:>8}" for rank in ranks))
+    widths = [4, *[-6] * len(ranks)]
+    print_row(["rank", *map(str, ranks)], widths)
     for rank, row in zip(ranks, rows, strict=True):
         cells = ("-" if value is None else f"{value:.3g}" for value in row)
-        print(f"{rank:>6}" + "".join(f"{cell:>8}" for cell in cells))
+        print_row([f"{rank:>4}", *cells], widths)
