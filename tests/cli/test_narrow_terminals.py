@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import sys
 
 import pytest
 
@@ -27,21 +28,32 @@ COMMANDS = [
 TIMES = re.compile(r"[\d.]+ s\b")
 
 
+@pytest.fixture
+def narrow(monkeypatch):
+    """Makes standard output a terminal of so many columns, without colours."""
+
+    def make(columns):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        monkeypatch.setenv("COLUMNS", str(columns))
+        monkeypatch.setenv("TERM", "dumb")
+
+    return make
+
+
 @pytest.mark.parametrize("command", COMMANDS)
-def test_lines_fit_sixty_columns_and_nothing_is_lost(run, monkeypatch, command):
-    monkeypatch.delenv("COLUMNS", raising=False)
+def test_lines_fit_sixty_columns_and_nothing_is_lost(run, narrow, command):
     code, wide, _ = run(*command.split())
     assert code == 0
-    monkeypatch.setenv("COLUMNS", "60")
-    code, narrow, _ = run(*command.split())
+    narrow(60)
+    code, folded, _ = run(*command.split())
     assert code == 0
-    assert TIMES.sub("", narrow).split() == TIMES.sub("", wide).split()
-    for line in narrow.splitlines():
+    assert TIMES.sub("", folded).split() == TIMES.sub("", wide).split()
+    for line in folded.splitlines():
         assert len(line) <= 60 or " " not in line.strip()
 
 
-def test_columns_below_stay_aligned(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "20")
+def test_columns_below_stay_aligned(narrow, capsys):
+    narrow(20)
     for row in (("a", "b", "c"), ("one", "22", "333"), ("two", "2", "")):
         output.print_row(row, (8, -8, -9))
     assert capsys.readouterr().out == (
@@ -50,19 +62,19 @@ def test_columns_below_stay_aligned(monkeypatch, capsys):
     )
 
 
-def test_lines_of_bench_are_cut_behind_the_same_columns(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "12")
+def test_lines_of_bench_are_cut_behind_the_same_columns(narrow, capsys):
+    narrow(12)
     ruler = "# size  count   time"
     output.print_aligned([ruler, "     8      2   1.25", "#"], ruler)
     expected = "# size", "  count", "   time", "     8", "      2", "   1.25", "#"
     assert capsys.readouterr().out.splitlines() == [*expected]
-    monkeypatch.delenv("COLUMNS")
+    narrow(80)
     output.print_aligned([ruler], ruler)
     assert capsys.readouterr().out == f"{ruler}\n"
 
 
 def test_files_and_pipes_are_not_folded(monkeypatch, capsys):
-    monkeypatch.delenv("COLUMNS", raising=False)
+    monkeypatch.setenv("COLUMNS", "60")
     assert output.columns() is None
     output.print_text("word " * 40)
     assert capsys.readouterr().out == "word " * 40 + "\n"

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from unisono.cli._progress import waiting
 from unisono.cli.output import print_json, print_text
 from unisono.simulate.training import train as simulated
 from unisono.units import parse_bytes
@@ -64,21 +65,22 @@ def train(
     json
         Print one JSON document.
     """
-    step = simulated(
-        model,
-        topology,
-        strategy=strategy,
-        tp=tp,
-        sequence=sequence,
-        batch=batch,
-        peak=peak,
-        efficiency=efficiency,
-        bucket=parse_bytes(bucket),
-        prefetch=prefetch,
-        recompute=not no_recompute,
-        gradient_bytes=gradient_bytes,
-        algorithm=algorithm,
-    )
+    with waiting(lambda: f"simulating a step of {model} on {topology}"):
+        step = simulated(
+            model,
+            topology,
+            strategy=strategy,
+            tp=tp,
+            sequence=sequence,
+            batch=batch,
+            peak=peak,
+            efficiency=efficiency,
+            bucket=parse_bytes(bucket),
+            prefetch=prefetch,
+            recompute=not no_recompute,
+            gradient_bytes=gradient_bytes,
+            algorithm=algorithm,
+        )
     if json:
         print_json(step.as_dict())
     else:

@@ -23,9 +23,9 @@ from unisono.cli._bench import cases, devices, groups, plot
 from unisono.cli._bench.cases import Case
 from unisono.cli._bench.devices import Placement
 from unisono.cli._bench.driver import BenchSettings, device_use, measure
-from unisono.cli._bench.progress import Progress
 from unisono.cli._bench.report import BenchReport
 from unisono.cli._plot import refuse_unknown_format
+from unisono.cli._progress import Progress
 from unisono.cli.output import (
     load_warning,
     parse_rank,

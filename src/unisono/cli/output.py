@@ -155,13 +155,11 @@ def _colour() -> bool:
 
 
 def columns() -> int | None:
-    """The width of the terminal, or COLUMNS; None if a file or pipe is written."""
-    given = os.environ.get("COLUMNS", "")
-    if given.isdecimal() and int(given):
-        return int(given)
-    if not sys.stdout.isatty():
-        return None
-    return shutil.get_terminal_size().columns
+    """The width of the terminal, or COLUMNS instead; None for a file or pipe.
+
+    There COLUMNS means nothing: libraries that edit lines set it for all processes.
+    """
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def print_text(text: object) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +11,7 @@ from cyclopts import Parameter
 
 from unisono.cli import _chart
 from unisono.cli._plot import refuse_unknown_format
+from unisono.cli._progress import Progress, waiting
 from unisono.cli._train import train
 from unisono.cli.output import (
     print_json,
@@ -135,8 +138,11 @@ def simulate(
         raise BadArgument("--trace: takes one --algorithm and one size (-b alone)")
     if one:
         more = {"collective": what, "segments": segments, **options}
-        return _one(run(names[0], where, sizes[0], **more), trace, json=json)
-    comparison = compare(what, names, where, sizes, segments=segments, **options)
+        with waiting(lambda: f"simulating {names[0]} on {where.name}"):
+            result = run(names[0], where, sizes[0], **more)
+        return _one(result, trace, json=json)
+    options |= {"segments": segments}
+    comparison = _compared(what, names, where, sizes, options)
     if json:
         print_json(_plain(what, comparison))
         return 0
@@ -148,6 +154,36 @@ def simulate(
         _chart.draw(comparison, picture)
         print(f"wrote {picture}")
     return 0
+
+
+def _compared(
+    what: str,
+    names: Sequence[str],
+    where: Topology,
+    sizes: Sequence[int],
+    options: dict[str, Any],
+) -> Comparison:
+    """All algorithms, while a terminal shows which. Ctrl-C says what is kept."""
+    progress = Progress("simulating")
+    done: list[str] = []
+
+    def show(name: str) -> None:
+        done.append(name)
+        progress.what = f"{what} on {where.name}, {len(done)} of {len(names)}"
+        progress(name)
+
+    try:
+        return compare(what, names, where, sizes, progress=show, **options)
+    except KeyboardInterrupt:
+        print(
+            f"unisono: interrupted while simulating {done[-1] if done else what}: "
+            "nothing is kept, for results are printed when all algorithms are done "
+            "(--algorithm takes less time)",
+            file=sys.stderr,
+        )
+        raise
+    finally:
+        progress.clear()
 
 
 def _one(result: Result, trace: Path | None, *, json: bool) -> int:

@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from unisono.cli._bench import groups
 from unisono.cli._bench.devices import Placement
-from unisono.cli._bench.progress import Progress
+from unisono.cli._progress import Progress
 from unisono.cli.output import (
     load_warning,
     parse_world,

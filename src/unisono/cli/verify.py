@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -12,6 +13,7 @@ from cyclopts import Parameter
 
 from unisono.algorithms import Algorithm, library, load_file, schedule
 from unisono.algorithms.registry import Param
+from unisono.cli._progress import waiting
 from unisono.cli.output import counter_example, parse_ranks, print_json, print_text
 from unisono.errors import (
     BadArgument,
@@ -133,7 +135,15 @@ def _with(algorithm: Algorithm, variant: Mapping[str, Param], n: int) -> Schedul
 
 def _prove(named: tuple[str, Maker], worlds: list[int]) -> Row:
     began = time.perf_counter()
-    proofs = list(_proofs(named[1], worlds))
+    current = worlds[0]
+
+    def proofs_of_all() -> Iterator[int]:
+        nonlocal current
+        for current in worlds:
+            yield from _proofs(named[1], current)
+
+    with waiting(lambda: f"proving {named[0]}, n = {current}"):
+        proofs = list(proofs_of_all())
     return {
         "schedule": named[0],
         "worlds": len(proofs),
@@ -143,14 +153,10 @@ def _prove(named: tuple[str, Maker], worlds: list[int]) -> Row:
     }
 
 
-def _proofs(make: Maker, worlds: list[int]) -> Iterator[int]:
-    """The transfers checked for each n that there is a schedule for."""
-    for n in worlds:
-        try:
-            made = make(n)
-        except UnsupportedWorld:
-            continue
-        yield made.verify().transfers
+def _proofs(make: Maker, n: int) -> Iterator[int]:
+    """The transfers checked, if there is a schedule for n ranks."""
+    with contextlib.suppress(UnsupportedWorld):
+        yield make(n).verify().transfers
 
 
 def _sentence(row: Row, n: str) -> str:

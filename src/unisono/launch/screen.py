@@ -14,7 +14,7 @@ import time
 from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 from unisono.units import format_ranks
 
@@ -194,7 +194,7 @@ class ShownStream:
         return f"{label} ".encode()
 
 
-def is_terminal(stream: BinaryIO) -> bool:
+def is_terminal(stream: IO[Any]) -> bool:
     """Whether a stream is a terminal that can erase a line and has colours."""
     return stream.isatty() and os.environ.get("TERM") != "dumb"
 

@@ -49,6 +49,7 @@ from unisono.transports.listener import Listener
 from unisono.transports.rank_table import HOST_ID, RankEntry, RankTable, host_identity
 from unisono.transports.secret import Secret, open_secret
 from unisono.transports.session import cores_here, refuse_too_many
+from unisono.transports.waiting import noticed, ranks_named
 
 _HELLO_LONGEST = 4096
 _HELLO_S = 5.0  # an authenticated rank sends its hello at once
@@ -147,14 +148,18 @@ def _open(
     address: Address, me: Identity, until: float, others: Sequence[str]
 ) -> Listener:
     """Listen; if the job before this one still has the port, as soon as it is free."""
-    while True:
-        try:
-            return Listener(address, me, others=others)
-        except ConnectFailed as why:
-            taken = getattr(why.__cause__, "errno", None) == errno.EADDRINUSE
-            if not taken or time.monotonic() >= until:
-                raise
-        time.sleep(0.02)
+    limit = f"at most {until - time.monotonic():.0f} s"
+    busy = f"rank {me.rank} waits for {address}, which another process uses ({limit})"
+    taken = False
+    with noticed(lambda: busy if taken else ""):
+        while True:
+            try:
+                return Listener(address, me, others=others)
+            except ConnectFailed as why:
+                taken = getattr(why.__cause__, "errno", None) == errno.EADDRINUSE
+                if not taken or time.monotonic() >= until:
+                    raise
+            time.sleep(0.02)
 
 
 class _Server:
@@ -184,10 +189,11 @@ class _Server:
     def gather(self) -> RankTable:
         """Wait for all others, and send them the rank table."""
         try:
-            while self._absent():
-                if self.left <= 0 or self.listener.tls_mismatch:
-                    raise self._missing()
-                self._await_clients()
+            with noticed(self._notice):
+                while self._absent():
+                    if self.left <= 0 or self.listener.tls_mismatch:
+                        raise self._missing()
+                    self._await_clients()
             return self._publish()
         except ConnectFailed as why:
             answer = _Answer(wrong=str(why), missing=list(why.missing))
@@ -274,15 +280,19 @@ class _Server:
             )
         return ""
 
+    def _notice(self) -> str:
+        ranks = range(1, self.me.world_size)
+        absent = ranks_named([r for r in ranks if not self._is_connected(r)])
+        where, limit = self.listener.address, f"at most {self.timeout_s:g} s"
+        return f"rank 0 waits for {absent} to connect to {where} ({limit})"
+
     def _missing(self) -> ConnectFailed:
         if self.listener.tls_mismatch:
             return ConnectFailed(self.listener.tls_mismatch)
         n = self.me.world_size
         missing = self._absent()
-        ranks = ", ".join(map(str, missing))
-        ranks = f"ranks {ranks}" if len(missing) > 1 else f"rank {ranks}"
         return ConnectFailed(
-            f"{ranks} did not connect to {self.listener.address} within "
+            f"{ranks_named(missing)} did not connect to {self.listener.address} within "
             f"{self.timeout_s:g} s; {n - len(missing)} of {n} did"
             f"{self.listener.rejections()}: has every rank been started, with this "
             f"address and the same secret? Rank 0 listens at {self.why}",
@@ -338,9 +348,14 @@ class _Client:
     def join(self, place: Address) -> RankTable:
         """Connect to rank 0, send the hello, and receive the rank table."""
         me = self.listener.me
-        connection = connect_to(
-            place, me, 0, RENDEZVOUS, timeout_s=self.left, lost=self.lost
+        no_rank_0 = (
+            f"rank {me.rank} waits for rank 0 to answer at {place} "
+            f"(at most {self.timeout_s:g} s)"
         )
+        with noticed(lambda: no_rank_0):
+            connection = connect_to(
+                place, me, 0, RENDEZVOUS, timeout_s=self.left, lost=self.lost
+            )
         try:
             messages = ControlMessages(connection)
             messages.send(self.hello, timeout_s=max(self.left, 0.1))

@@ -30,6 +30,7 @@ from unisono.transports.unix import (
     readable,
     seqpacket,
 )
+from unisono.transports.waiting import noticed, ranks_named
 
 _LONGEST = 1 << 16
 _TEMPORARY = (errno.ETOOMANYREFS, errno.ENOBUFS, errno.ENOMEM, errno.EINTR)
@@ -96,6 +97,7 @@ class LocalRendezvous:
         self.deadline = deadline
         self.timeout_s = timeout_s
         self.address = abstract(job)
+        self._limit = f"at most {timeout_s:g} s"
 
     @property
     def left(self) -> float:
@@ -108,18 +110,16 @@ class LocalRendezvous:
         """Wait for all others, and connect every two of them."""
         n = self.me.world_size
         clients: dict[int, _LocalClient] = {}
+
+        def missing() -> str:
+            absent = ranks_named([r for r in range(1, n) if r not in clients])
+            return f"rank 0 waits for {absent} to connect ({self._limit})"
+
         with seqpacket() as listener:
             self._listen(listener)
             try:
-                for client in self._clients(listener):
-                    wrong = self._objection(client.hello, clients)
-                    if wrong:
-                        _try_send(client.connection, Answer(wrong=wrong))
-                        client.connection.close()
-                        raise ConnectFailed(wrong)
-                    clients[client.hello.rank] = client
-                    if len(clients) == n - 1:
-                        break
+                with noticed(missing):
+                    self._gather(listener, clients)
                 return self._connect_pairs(clients, offer)
             except (ConnectFailed, OSError) as why:
                 self._cancel(clients, why)
@@ -127,6 +127,20 @@ class LocalRendezvous:
             finally:
                 for client in clients.values():
                     client.connection.close()
+
+    def _gather(
+        self, listener: socket.socket, clients: dict[int, _LocalClient]
+    ) -> None:
+        """Wait for all others; `clients` are those that have come."""
+        for client in self._clients(listener):
+            wrong = self._objection(client.hello, clients)
+            if wrong:
+                _try_send(client.connection, Answer(wrong=wrong))
+                client.connection.close()
+                raise ConnectFailed(wrong)
+            clients[client.hello.rank] = client
+            if len(clients) == self.me.world_size - 1:
+                return
 
     def _cancel(self, clients: Mapping[int, _LocalClient], why: Exception) -> None:
         reason = str(why)
@@ -137,20 +151,27 @@ class LocalRendezvous:
             _try_send(client.connection, answer)
 
     def _listen(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                listener.bind(self.address)
-                listener.listen(1024)
-                return
-            except OSError as why:
-                # The rank 0 of a job just ended, or of another of this name.
-                if self.left <= 0:
-                    raise ConnectFailed(
-                        f"rank 0 cannot listen for its job: {why.strerror}; another "
-                        "job of the same name is starting on this host: give it "
-                        "another, as in init(job=...)"
-                    ) from why
-                time.sleep(0.01)
+        taken = (
+            "rank 0 waits for its address: another job of the same name starts on "
+            f"this host, or has just ended ({self._limit})"
+        )
+        busy = False
+        with noticed(lambda: taken if busy else ""):
+            while True:
+                try:
+                    listener.bind(self.address)
+                    listener.listen(1024)
+                    return
+                except OSError as why:
+                    # The rank 0 of a job just ended, or of another of this name.
+                    if self.left <= 0:
+                        raise ConnectFailed(
+                            f"rank 0 cannot listen for its job: {why.strerror}; "
+                            "another job of the same name is starting on this host: "
+                            "give it another, as in init(job=...)"
+                        ) from why
+                    busy = True
+                    time.sleep(0.01)
 
     def _clients(self, listener: socket.socket) -> Iterator[_LocalClient]:
         """Clients as they send their hello; a silent one delays no other."""
@@ -165,8 +186,9 @@ class LocalRendezvous:
                 raise ConnectFailed(why)
             if not ready and self.left <= 0:
                 missing = [r for r in range(n) if r not in known]
+                absent = ranks_named(missing)
                 raise ConnectFailed(
-                    f"{_ranks(missing)} did not connect within {self.timeout_s:g} s; "
+                    f"{absent} did not connect within {self.timeout_s:g} s; "
                     f"{n - len(missing)} of {n} did: has every rank been started, "
                     "on this host, with the same job?",
                     missing=missing,
@@ -258,7 +280,10 @@ class LocalRendezvous:
 
     def join(self) -> tuple[dict[int, socket.socket], Answer]:
         """Connect to rank 0, and receive from it one socket for every other rank."""
-        with self._connected() as connection:
+        no_rank_0 = f"rank {self.me.rank} waits for rank 0 to start ({self._limit})"
+        with noticed(lambda: no_rank_0):
+            connected = self._connected()
+        with connected as connection:
             connection.settimeout(max(self.left, 0.001) + 5.0)
             _try_send(connection, self.me)
             try:
@@ -357,8 +382,3 @@ def _receive(connection: socket.socket, kind: type[_T]) -> _T | None:
         return msgspec.json.decode(raw, type=kind) if raw else None
     except (ConnectionError, msgspec.DecodeError):
         return None
-
-
-def _ranks(missing: list[int]) -> str:
-    ranks = ", ".join(map(str, missing))
-    return f"ranks {ranks}" if len(missing) > 1 else f"rank {ranks}"
