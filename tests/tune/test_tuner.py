@@ -1,6 +1,7 @@
 """From candidates to a table: who is raced, who wins, and that all ranks agree."""
 
 import stat
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -194,10 +195,13 @@ def test_damaged_default_table_is_replaced(tmp_path, monkeypatch):
     assert [w.n for w in Tuned(tuned.load(where).worlds).worlds] == [2]
 
 
-def test_folder_that_cannot_be_written_is_named(tmp_path):
+def test_table_that_cannot_be_written_is_kept_elsewhere(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadArgument, match="cannot be written"):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(BadArgument, match="cannot be written") as error:
         save(a_world(2), tmp_path / "file" / "table.json")
+    kept = Path(str(error.value).rpartition("the result is in ")[2])
+    assert [w.n for w in tuned.read(kept).worlds] == [2]
 
 
 def test_invalid_tuning_requests_are_refused():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from unisono.errors import BadArgument, MissingExtra
+from unisono.results import write_or_keep
 from unisono.units import format_bytes
 
 _FORMATS = (".png", ".svg", ".pdf", ".jpg", ".jpeg", ".webp", ".eps", ".ps", ".tif")
@@ -53,8 +54,10 @@ def save(figure: Any, path: Path) -> None:
     """Write the figure to a file whose suffix is the format, and close it."""
     figure.tight_layout()
     try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as why:
+        write_or_keep(path, lambda file: figure.savefig(file, dpi=150))
+    except ValueError as why:
+        if isinstance(why, BadArgument):
+            raise
         raise BadArgument(f"{path}: cannot be written: {why}") from why
     finally:
         import_module("matplotlib.pyplot").close(figure)

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import textwrap
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -16,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from unisono.errors import BadArgument, ScheduleError
+from unisono.results import write_or_keep
 from unisono.units import format_row
 
 MOST_RANKS = 1 << 20
@@ -116,15 +116,7 @@ def write_file(path: Path, text: str) -> None:
 
     If that fails, the text is written elsewhere, and the BadArgument says where.
     """
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as why:
-        number, kept = tempfile.mkstemp(path.suffix, f"unisono-{path.stem}-")
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        raise BadArgument(
-            f"{path}: cannot be written: {why.strerror}; the result is in {kept}"
-        ) from why
+    write_or_keep(path, lambda file: file.write_text(text, encoding="utf-8"))
 
 
 def load_warning() -> str:

@@ -83,7 +83,7 @@ def _run(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     doc = document.merge(parts)
-    _write(doc, output)
+    document.write(doc, output)
     if _JSON in ours:
         print_json(summarise(doc).as_dict())
     else:
@@ -111,16 +111,6 @@ def _split(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         else:
             raise BadArgument(f"trace run {word}: expected a path after it")
     return ours, [*theirs, *left]
-
-
-def _write(doc: document.Document, output: Path) -> None:
-    """Write the trace, and elsewhere if that fails."""
-    try:
-        document.write(doc, output)
-    except BadArgument as why:
-        kept = Path(tempfile.mkdtemp(prefix="unisono-trace-")) / output.name
-        document.write(doc, kept)
-        raise BadArgument(f"{why}; the trace is in {kept}") from why
 
 
 def summary(path: Path, /, *, json: bool = False) -> int:

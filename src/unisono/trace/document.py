@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from unisono.errors import BadArgument
+from unisono.results import write_or_keep
 from unisono.runtime.observe.tracing import SUFFIX, TracePart, read_part
 from unisono.trace.draw import draw
 
@@ -68,13 +69,15 @@ def _world(parts: Sequence[TracePart], first: TracePart) -> dict[str, object]:
 
 
 def write(doc: Document, path: Path) -> None:
-    """Write the file; BadArgument if that fails."""
+    """Write the file, or keep it elsewhere: then BadArgument says where."""
     text = msgspec.json.encode(doc)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(gzip.compress(text, 5) if path.suffix == ".gz" else text)
-    except OSError as why:
-        raise BadArgument(f"{path}: cannot be written: {why.strerror}") from why
+    data = gzip.compress(text, 5) if path.suffix == ".gz" else text
+
+    def write_there(file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+
+    write_or_keep(path, write_there)
 
 
 def per_rank(doc: Document) -> dict[int, Document]:

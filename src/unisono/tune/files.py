@@ -10,6 +10,7 @@ import msgspec
 
 import unisono
 from unisono.errors import BadArgument
+from unisono.results import write_or_keep
 from unisono.runtime.plan.tuned import (
     TunedTable,
     TunedWorld,
@@ -35,7 +36,8 @@ def destination() -> Path:
 def save(world: TunedWorld, where: Path | None = None) -> Path:
     """Put a world into this machine's table, in the place of what was known of it.
 
-    A table of another version or machine is replaced: it would not be used.
+    A table of another version or machine is replaced: it would not be used. One that
+    cannot be written is kept elsewhere, and BadArgument says where.
     """
     file = where or destination()
     others: list[TunedWorld] = []
@@ -44,10 +46,7 @@ def save(world: TunedWorld, where: Path | None = None) -> Path:
     worlds = sorted([*others, world], key=lambda w: (w.n, w.placement))
     table = TunedTable(unisono.__version__, machine(), tuple(worlds))
     text = msgspec.json.format(msgspec.json.encode(table), indent=1) + b"\n"
-    try:
-        _write(file, text)
-    except OSError as why:
-        raise BadArgument(f"{file}: cannot be written: {why.strerror}") from why
+    write_or_keep(file, lambda there: _write(there, text))
     return file
 
 
