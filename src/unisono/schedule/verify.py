@@ -79,6 +79,11 @@ class Proof:
 
 def verify(schedule: ReadableSchedule, *, seed: int | None = None) -> Proof:
     """Prove that `schedule` keeps its contract, or raise ScheduleError."""
+    if isinstance(schedule, str):
+        raise BadArgument(
+            f"verify({schedule!r}): expected a schedule, as in "
+            "unisono.schedule('all_reduce', 'ring', n=4).verify()"
+        )
     began = time.perf_counter()
     seed = secrets.randbits(63) if seed is None else abs(whole_number("seed", seed))
     # A transfer that changes its chunk's name brings another original, which one byte

@@ -3,6 +3,7 @@
 advice      when an algorithm is good and when not, in words
 facts       the sentences under every picture
 frames      the contents of all slots after each step
+named       schedules by their names
 captions    what a step does, in one sentence
 groups      steps that do the same, put together
 text, svg   still pictures; `svg_parts` and `svg_groups` have parts of the latter

@@ -16,23 +16,28 @@ from unisono.schedule.schedule import Schedule
 from unisono.simulate import CodecModel
 from unisono.topology import Topology
 from unisono.view.assets import digest, script, text
-from unisono.view.story import SIZE, Story, tell
+from unisono.view.story import SIZE, Story, one_or_two, tell
 
 
 def to_html(
-    schedule: Schedule,
+    what: Schedule | str,
+    algorithm: str = "ring",
+    n: int = 4,
     *,
-    beside: Schedule | None = None,
+    root: int = 0,
+    beside: Schedule | str | None = None,
     topology: Topology | str = "",
     nbytes: int | str = SIZE,
     codec: CodecModel | None = None,
 ) -> str:
     """The page of a schedule; with `beside`, of two under one clock.
 
-    Times are simulated for `nbytes` a rank on `topology` (a link from every rank to
-    every other, if none is given). Raises ScheduleError if a schedule is wrong.
+    It is given as such, or by names, as to `explain`; `beside` may be the name of
+    another algorithm for the same call. Times are simulated for `nbytes` a rank on
+    `topology` (a link from every rank to every other, if none is given). Raises
+    ScheduleError if a schedule is wrong.
     """
-    shown = [schedule] if beside is None else [schedule, beside]
+    shown = one_or_two(what, algorithm, n, root, beside, topology)
     return page([tell(s, topology, nbytes, codec=codec) for s in shown])
 
 

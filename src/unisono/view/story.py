@@ -17,6 +17,7 @@ from unisono.schedule.oracle import Ledger
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, Transfer
 from unisono.simulate import CodecModel, Result, simulate
+from unisono.simulate.candidates import fitted
 from unisono.simulate.messages import chunk_bytes
 from unisono.topology import Topology, parse
 from unisono.units import format_bytes, format_seconds, parse_bytes
@@ -24,6 +25,7 @@ from unisono.view.captions import caption, opening
 from unisono.view.facts import facts, promise
 from unisono.view.frames import MAX_RANKS, row_names
 from unisono.view.layout import hosts, links, place, route, tree_of
+from unisono.view.named import as_schedule
 
 SIZE = 1 << 20
 """The size of a rank's buffer by default."""
@@ -98,6 +100,34 @@ class Story:
     time: float
     bound: float
     times: str
+
+
+def one_or_two(
+    what: Schedule | str,
+    algorithm: str,
+    n: int,
+    root: int,
+    beside: Schedule | str | None,
+    topology: Topology | str,
+) -> list[Schedule]:
+    """What a page shows; names of algorithms are completed from the topology.
+
+    `beside` is another schedule, or the name of another algorithm for the same call.
+    """
+    first = as_schedule(what, _completed(algorithm, topology), n, root)
+    if beside is None:
+        return [first]
+    if isinstance(beside, str):
+        other = _completed(beside, topology)
+        beside = as_schedule(first.collective.name, other, first.n, first.root)
+    return [first, as_schedule(beside, "", 0, 0)]
+
+
+def _completed(algorithm: str, topology: Topology | str) -> str:
+    if not topology:
+        return algorithm
+    where = parse(topology) if isinstance(topology, str) else topology
+    return fitted(algorithm, where)
 
 
 def tell(

@@ -34,6 +34,7 @@ from unisono.view.frames import (
     refuse_if_huge,
     row_names,
 )
+from unisono.view.named import as_schedule
 from unisono.view.svg_groups import grouped_panels
 from unisono.view.svg_parts import (
     GAP,
@@ -61,8 +62,14 @@ HEAD, MARGIN = 58, 24
 _MAX_BINS = 64
 
 
-def to_svg(schedule: Schedule) -> str:
-    """The picture of a schedule, costed and proven; ScheduleError if it is wrong."""
+def to_svg(
+    what: Schedule | str, algorithm: str = "ring", n: int = 4, *, root: int = 0
+) -> str:
+    """The picture of a schedule, costed and proven; ScheduleError if it is wrong.
+
+    It is given as such, or by names, as to `explain`.
+    """
+    schedule = as_schedule(what, algorithm, n, root)
     refuse_if_huge(schedule.n)
     sentences = facts(schedule)
     key = f"u{zlib.crc32(schedule.title.encode()):08x}"  # several may share a page

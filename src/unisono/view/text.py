@@ -18,7 +18,6 @@ from itertools import groupby
 
 import numpy as np
 
-from unisono.algorithms.library import schedule as named_schedule
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, Transfer
 from unisono.view.advice import advice, wrapped
@@ -35,6 +34,7 @@ from unisono.view.frames import (
     row_names,
 )
 from unisono.view.groups import StepGroup, groups
+from unisono.view.named import as_schedule
 
 WIDTH = 88
 _MAX_MOVES = 24
@@ -54,9 +54,7 @@ def explain(
     and a number of ranks. It is text; notebooks show it as a picture, or play it (see
     `explanation`). `lang`, en or zh, is the language that says when it is good.
     """
-    schedule = (
-        named_schedule(what, algorithm, n, root=root) if isinstance(what, str) else what
-    )
+    schedule = as_schedule(what, algorithm, n, root)
     refuse_if_huge(schedule.n)
     words = advice(schedule, lang)
     sentences = [*facts(schedule), *words]

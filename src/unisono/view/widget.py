@@ -2,7 +2,7 @@
 
     from unisono.view.widget import Explainer
 
-    Explainer(unisono.schedule("all_reduce", "ring", n=5), topology="switch:5")
+    Explainer("all_reduce", "ring", 5, topology="switch:5")
 
 One module of the page's own code, joined as for the page; nothing to install on the
 side of the notebook. anywidget is an extra: `pip install 'unisono[notebook]'`.
@@ -19,7 +19,7 @@ from unisono.schedule.schedule import Schedule
 from unisono.simulate import CodecModel
 from unisono.topology import Topology
 from unisono.view.assets import script, text
-from unisono.view.story import SIZE, tell
+from unisono.view.story import SIZE, one_or_two, tell
 
 try:
     import anywidget
@@ -37,15 +37,18 @@ class Explainer(anywidget.AnyWidget):
 
     def __init__(
         self,
-        schedule: Schedule,
+        what: Schedule | str,
+        algorithm: str = "ring",
+        n: int = 4,
         *,
-        beside: Schedule | None = None,
+        root: int = 0,
+        beside: Schedule | str | None = None,
         topology: Topology | str = "",
         nbytes: int | str = SIZE,
         codec: CodecModel | None = None,
         **options: Any,
     ) -> None:
-        """Tell the stories; options are the widget's own."""
-        shown = [schedule] if beside is None else [schedule, beside]
+        """Tell the stories; options are the widget's own, the others of `to_html`."""
+        shown = one_or_two(what, algorithm, n, root, beside, topology)
         stories = [tell(s, topology, nbytes, codec=codec) for s in shown]
         super().__init__(stories=msgspec.json.encode(stories).decode(), **options)
