@@ -31,7 +31,8 @@ class Work:
 
     Its arrays must not be used until it is done; they are kept alive that long.
     Dropping a Work does not cancel the call. A Work that is dropped before wait() was
-    called, or done() was true, gives the warning `DroppedWork`.
+    called, or done() was true, gives the warning `DroppedWork`, unless allow_drop() was
+    called.
     """
 
     _watched = True  # until it is made
