@@ -17,8 +17,16 @@ def here(tmp_path, monkeypatch):
     return tmp_path
 
 
+def slow_ones_as_sweeps(pages):
+    """Those whose processes import torch again and again."""
+    return [
+        pytest.param(page, marks=[pytest.mark.sweep] * (page.stem == "gpus"))
+        for page in pages
+    ]
+
+
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", slow_ones_as_sweeps(PAGES), ids=lambda page: page.stem)
 def test_every_snippet_runs(page, here):
     assert Page(page).run() > 0
 

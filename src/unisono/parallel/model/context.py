@@ -140,8 +140,7 @@ def _scores(q: Tensor, k: Tensor, scale: float, diagonal: bool) -> Tensor:
     """The products of queries and keys; on a diagonal block, none with later keys."""
     scores = (q @ k.mT) * scale
     if diagonal:
-        shape, device = scores.shape[-2:], scores.device
-        later = torch.ones(shape, dtype=torch.bool, device=device).triu(1)
+        later = scores.new_ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(later, -torch.inf)
     return scores
 
