@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -74,10 +75,17 @@ def with_fewer_examples(test):
 def pytest_collection_modifyitems(config, items):
     """Make a sweep of every test with parameters that are not among the quick ones.
 
+    Of those with the marker `one_in(k)`, all but every k-th are one.
+
     Without sweeps, Hypothesis makes fewer examples; `make test-all` has it make all.
     """
+    seen = Counter()
     for item in items:
-        if not is_quick(item):
+        quick = is_quick(item)
+        if quick and (thinned := item.get_closest_marker("one_in")):
+            quick = seen[item.function] % thinned.args[0] == 0
+            seen[item.function] += 1
+        if not quick:
             item.add_marker(pytest.mark.sweep)
     if config.option.markexpr == "not sweep":
         made = {item.obj for item in items if item.get_closest_marker("hypothesis")}

@@ -39,7 +39,7 @@ def cases():
             yield arch, dtype, known[(i + turn) % len(known)]
 
 
-QUICK = [
+SOME = [
     (75, "float32", "sum"),
     (80, "bfloat16", "max"),
     (90, "float8_e4m3fn", "sum"),
@@ -47,7 +47,8 @@ QUICK = [
     (100, "int64", "min"),
     (120, "bool", "bor"),
 ]
-CASES = list(dict.fromkeys([*QUICK, *cases()]))
+QUICK = [SOME[0], SOME[2]]
+CASES = list(dict.fromkeys([*SOME, *cases()]))
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +129,7 @@ def test_failed_compilation_has_the_log(library):
     assert e.value.log.splitlines()[0] in str(e.value)
 
 
-@pytest.mark.parametrize(("dtype", "op"), [case[1:] for case in QUICK])
+@pytest.mark.parametrize(("dtype", "op"), [case[1:] for case in SOME])
 def test_source_for_hip_is_valid(tmp_path, dtype, op):
     """Checked by a compiler of the host: HIP's own names are declared, not defined."""
     compiler = shutil.which("clang++") or shutil.which("g++")

@@ -117,5 +117,6 @@ def fails_at_every_step(_, name):
 
 
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.one_in(3)
 def test_communicator_that_cannot_be_made_leaves_nothing(name):
     on_processes(fails_at_every_step, 1, (name,))

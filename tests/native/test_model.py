@@ -18,6 +18,7 @@ from protocol_model import build, explore, operation_at
 pytestmark = [
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler"),
     pytest.mark.timeout(1800),  # it computes, and the machine may be busy
+    pytest.mark.sweep,  # to compile it takes a minute
 ]
 
 WITHOUT_TIMEOUTS = {"newest": 1, "timeouts": 0}

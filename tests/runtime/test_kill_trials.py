@@ -148,6 +148,7 @@ first_or_all = pytest.mark.parametrize("only", [1, None], ids=["first", "all"])
 @pytest.mark.quick(only=[1])
 @first_or_all
 @pytest.mark.parametrize("name", AT)
+@pytest.mark.one_in(3)
 def test_survivors_name_a_rank_killed_at(name, only, server):
     for trial in AT[name][:only]:
         for hold in (False, True):
@@ -157,6 +158,7 @@ def test_survivors_name_a_rank_killed_at(name, only, server):
 @pytest.mark.quick(only=[1])
 @first_or_all
 @pytest.mark.parametrize("name", ACROSS)
+@pytest.mark.one_in(3)
 def test_survivors_on_other_hosts_name_a_rank_killed_at(name, only, server):
     for number, trial in enumerate(ACROSS[name][:only]):
         check_killed_at(name, trial, number % 2 == 1, server)

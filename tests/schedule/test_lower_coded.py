@@ -111,6 +111,7 @@ def cases():
 
 @pytest.mark.quick(n=[3, 4])
 @pytest.mark.parametrize(("what", "name", "n"), list(cases()))
+@pytest.mark.one_in(4)
 def test_coded_programs_give_the_same_bits_in_any_order(what, name, n):
     random = Random(f"{what} {name} coded")
     for made in schedules(what, name, [n]):

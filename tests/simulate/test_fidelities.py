@@ -67,6 +67,7 @@ def test_three_fidelities_agree_where_ranks_step_together(algorithm, topology):
     "topology", ["switch:6", "dgx-h100:2", "cloud:3x2", "torus:3x3"]
 )
 @pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "barrier"])
+@pytest.mark.one_in(3)
 def test_nothing_is_faster_than_the_cut_bound(collective, topology):
     where = parse(topology)
     for algorithm in candidates(collective, where):
@@ -270,6 +271,7 @@ LAWFUL = [
 
 
 @pytest.mark.parametrize(("topology", "algorithm"), LAWFUL)
+@pytest.mark.one_in(3)
 def test_closed_forms_hold_for_sizes_they_were_not_fitted_to(topology, algorithm):
     where = parse(topology)
     if where.n > 512:

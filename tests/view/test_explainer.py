@@ -262,6 +262,7 @@ def test_two_schedules_play_on_one_clock(page):
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.sweep
 def test_text_has_enough_contrast(page, theme):
     page.show(unisono.schedule("all_reduce", "tree", n=16), theme=theme, width=1800)
     page.scrub(8)  # every colour is in use by now
@@ -397,6 +398,7 @@ SHOTS = [
 @pytest.mark.parametrize(
     ("name", "view", "at", "window"), SHOTS, ids=[s[0] for s in SHOTS]
 )
+@pytest.mark.one_in(3)
 def test_page_matches_its_screenshots(page, name, view, at, window):
     page.show(unisono.schedule("all_reduce", "ring", n=5), **window)
     page.view(view)

@@ -395,6 +395,7 @@ def put(browser, file):
     browser.wait(f"document.querySelector('[data-file=\"{file.name}\"]')")
 
 
+@pytest.mark.sweep
 def test_studio_has_enough_contrast_in_both_themes(desk_page):
     from test_explainer import PROBES
 
