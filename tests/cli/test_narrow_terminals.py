@@ -90,7 +90,8 @@ def test_ascii_terminals_get_readable_text(monkeypatch, command):
     for stream in streams:
         stream.flush()
         text = stream.buffer.getvalue().decode("ascii")
-        assert "?" not in text.replace("reduce_scatter?", "")
+        asked = re.compile(r"\?$", re.MULTILINE)
+        assert "?" not in asked.sub("", text)  # what could not be encoded
         assert "\x1b" not in text
 
 

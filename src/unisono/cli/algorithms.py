@@ -19,7 +19,7 @@ from unisono.view.advice import sentences_of, wrapped
 from unisono.view.text import WIDTH
 
 Row = dict[str, object]
-_WIDTHS = (15, 24, -6, -7, -8, -8, -8, -10, 10)
+_WIDTHS = (15, 24, -6, -7, -8, -8, -8, -10, 18)
 _FIELDS = (
     *("collective", "algorithm", "n", "steps", "rounds", "span", "work", "memory"),
     "same_bits",
