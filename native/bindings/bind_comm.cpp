@@ -122,6 +122,7 @@ void bind_comm(nb::module_ &m) {
       .def("id", [](const Handle &c) { return c.id(); })
       .def("awaited", [](const Handle &c) { return c.awaited(); })
       .def("sent_bytes", [](const Handle &c) { return c.sent_bytes(); })
+      .def("sent_on_devices", [](const Handle &c) { return c.sent_on_devices(); })
       .def("cross_memory_access", [](Handle &c) { return int(c.zero_copy().access()); })
       .def("test_cross_memory_access", [](Handle &c) { return int(c.zero_copy().test_access()); })
       .def("has_writers", [](Handle &c) { return c.zero_copy().has_writers(); })

@@ -221,7 +221,7 @@ std::optional<std::uint64_t> DeviceComm::launch(const Arguments &a) {
   check(result, "cuLaunchKernel");
   exposed_.fetch_add(launch.flags != 0, std::memory_order_relaxed);
   launched_.fetch_add(!captured, std::memory_order_release);
-  comm_.count_sent(captured ? 0 : a.plan->packed().plan().sent_bytes);
+  comm_.count_sent_on_devices(captured ? 0 : a.plan->packed().plan().sent_bytes);
   UNISONO_CUDA(cuEventRecord, captured ? last_captured_ : last_, a.stream);
   if (captured)
     return 0;

@@ -189,7 +189,7 @@ void Comm::complete(Task &op, Status status) {
     failed = transfer == nullptr || channels_.cancel(*transfer);
   }
   if (!failed) // counted before the completion is visible
-    count_sent(op.sends);
+    sent_.fetch_add(op.sends, std::memory_order_relaxed);
   if (!op.pending_now())
     return; // another thread has completed it
   const auto how = failed ? Task::broken : Task::succeeded;

@@ -135,7 +135,13 @@ public:
   const std::vector<std::size_t> &awaited() const { return inline_.late_ranks; }
   // Bytes that this rank has sent in completed calls.
   std::uint64_t sent_bytes() const { return sent_.load(std::memory_order_relaxed); }
-  void count_sent(std::uint64_t bytes) { sent_.fetch_add(bytes, std::memory_order_relaxed); }
+  // By calls on devices, which do not go over links of the host.
+  std::uint64_t sent_on_devices() const {
+    return sent_on_devices_.load(std::memory_order_relaxed);
+  }
+  void count_sent_on_devices(std::uint64_t bytes) {
+    sent_on_devices_.fetch_add(bytes, std::memory_order_relaxed);
+  }
   void close();
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
@@ -189,7 +195,7 @@ private:
   Collective inline_;
   std::atomic<bool> busy_ = false; // a thread advances the collectives
   std::atomic<std::uint32_t> queued_ = 0;
-  std::atomic<std::uint64_t> sent_ = 0;
+  std::atomic<std::uint64_t> sent_ = 0, sent_on_devices_ = 0;
   std::mutex transferring_; // held by the thread that advances messages
   std::mutex mutex_;
   std::deque<std::shared_ptr<Task>> queue_;
