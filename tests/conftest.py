@@ -75,16 +75,17 @@ def with_fewer_examples(test):
 def pytest_collection_modifyitems(config, items):
     """Make a sweep of every test with parameters that are not among the quick ones.
 
-    Of those with the marker `one_in(k)`, all but every k-th are one.
+    Of a function's or a file's with the marker `one_in(k)`, all but every k-th are one.
 
     Without sweeps, Hypothesis makes fewer examples; `make test-all` has it make all.
     """
     seen = Counter()
     for item in items:
         quick = is_quick(item)
-        if quick and (thinned := item.get_closest_marker("one_in")):
-            quick = seen[item.function] % thinned.args[0] == 0
-            seen[item.function] += 1
+        if quick and (of := next(item.iter_markers_with_node("one_in"), None)):
+            where, thinned = (item.function if of[0] is item else of[0]), of[1]
+            quick = seen[where] % thinned.args[0] == 0
+            seen[where] += 1
         if not quick:
             item.add_marker(pytest.mark.sweep)
     if config.option.markexpr == "not sweep":

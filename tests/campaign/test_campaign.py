@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.one_in(3)
+
 HERE = Path(__file__).parent
 
 

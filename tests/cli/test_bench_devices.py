@@ -29,6 +29,8 @@ from unisono.cli._bench.worker import Worker
 from unisono.errors import BadArgument, PeerLost
 from unisono.testing import world
 
+pytestmark = pytest.mark.one_in(3)
+
 QUICK = ("--iters", "2", "-w", "0", "--rounds", "2")
 THIRTEEN = 13
 

@@ -16,7 +16,7 @@ import pytest
 from process_state import has_ended, state_of, wait_for
 from unisono.cli import main
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(3)]
 
 UNISONO = [sys.executable, "-m", "unisono", "run"]
 HEAD = """

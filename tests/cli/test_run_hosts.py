@@ -16,7 +16,7 @@ from process_state import has_ended, wait_for
 from unisono.cli import main
 from unisono.runtime.world.address import free_port
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(3)]
 
 HEAD = """
 import os, signal, sys, time

@@ -13,6 +13,8 @@ from unisono.devices import found, kernel_cache, nvrtc, rtc
 from unisono.devices.once import OncePerKey
 from unisono.errors import BadArgument, CompilationFailed, DeviceError
 
+pytestmark = pytest.mark.one_in(2)
+
 WANTED = ((9, 0), "float32", "sum")
 
 

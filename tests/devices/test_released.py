@@ -13,6 +13,8 @@ from unisono import _native
 from unisono.errors import DeviceError
 from unisono.testing import world
 
+pytestmark = pytest.mark.one_in(3)
+
 UNKNOWN = 999
 WITHIN_S = 30
 

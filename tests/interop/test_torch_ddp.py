@@ -13,6 +13,8 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel as Ddp
 
+pytestmark = pytest.mark.one_in(3)
+
 OPTIONS = {
     "plain": {},
     "small buckets": {"bucket_cap_mb": 0.0005},

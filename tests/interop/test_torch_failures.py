@@ -19,7 +19,7 @@ from unisono.errors import CollectiveTimeout, PeerLost, UnisonoError
 from unisono.interop.torch.errors import as_both, original, text_for_future
 
 # To compile the other takes longer than all tests of this file.
-pytestmark = pytest.mark.quick(adapter=["python"])
+pytestmark = [pytest.mark.quick(adapter=["python"]), pytest.mark.one_in(3)]
 
 
 def environment(adapter, n):

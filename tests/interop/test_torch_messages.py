@@ -13,6 +13,8 @@ from ranks import expect, group, until
 from forked import attempt
 from unisono.errors import DroppedWork
 
+pytestmark = pytest.mark.one_in(3)
+
 
 def ring(rank, name):
     """Everybody sends to the right, with and without tags, and in any order."""

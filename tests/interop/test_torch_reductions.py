@@ -13,6 +13,8 @@ from ranks import WAYS, ended, expect, group
 
 from unisono.interop.torch import calls
 
+pytestmark = pytest.mark.one_in(3)
+
 Op = dist.ReduceOp
 FLOATS = ["float32", "float64", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"]
 WHOLE = ["int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]

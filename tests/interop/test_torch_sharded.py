@@ -21,6 +21,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+pytestmark = pytest.mark.one_in(3)
+
 LAYERS = ("a", "b", "c")
 
 

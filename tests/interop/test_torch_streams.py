@@ -18,7 +18,10 @@ from forked import attempt
 from unisono.interop.torch import adapters
 from unisono.interop.torch.streams import barrier_device
 
-pytestmark = pytest.mark.skipif(emulated.ON_GPU, reason="the emulated driver")
+pytestmark = [
+    pytest.mark.skipif(emulated.ON_GPU, reason="the emulated driver"),
+    pytest.mark.one_in(2),
+]
 n = 2
 GPU = torch.device("cuda", 0)
 

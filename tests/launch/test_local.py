@@ -20,7 +20,7 @@ from unisono.launch.outcome import Outcome, RankEnd
 from unisono.launch.output import RankOutput, reports_a_lost_peer, stderr_tail
 from unisono.launch.screen import OutputOptions
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(3)]
 
 HEAD = """
 import os, signal, subprocess, sys, time

@@ -23,6 +23,7 @@ from unisono.launch.spawn import spawn
 pytestmark = [
     pytest.mark.timeout(60),
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),  # newer Pythons
+    pytest.mark.one_in(3),
 ]
 
 

@@ -23,6 +23,7 @@ import unisono._native
 
 ROOT = Path(__file__).parents[2]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+pytestmark = pytest.mark.one_in(2)
 LIMIT_S = 600
 
 # An editable install names its own sources whatever PYTHONPATH says.

@@ -10,6 +10,8 @@ import unisono
 from unisono.errors import BadArgument, CollectiveMismatch, PeerLost, UsageError
 from unisono.parallel import DDP, PlainDDP
 
+pytestmark = pytest.mark.one_in(3)
+
 TINY = 0.0005  # MB: several buckets even for small modules
 
 

@@ -23,6 +23,8 @@ from torch.utils.checkpoint import checkpoint
 from unisono.errors import BadArgument, CollectiveMismatch, UsageError
 from unisono.parallel import FSDP, Mesh
 
+pytestmark = pytest.mark.one_in(3)
+
 
 def run(comm, kind, optimizer, options):
     model = FSDP(made(kind, seed=comm.rank), comm, **options)

@@ -45,6 +45,8 @@ from unisono.parallel import (
 )
 from unisono.parallel.model.sequence import Enter
 
+pytestmark = pytest.mark.one_in(3)
+
 SEQUENCE = sequence_plan(PLAN, on_shards=ON_SHARDS, enters="layers")
 PLANS = {"tensor": PLAN, "sequence": SEQUENCE}
 LIMITS = {torch.float64: 1e-11, torch.float32: 2e-4}

@@ -16,6 +16,8 @@ from processes import on_processes
 from unisono.algorithms import library
 from unisono.testing import world
 
+pytestmark = pytest.mark.one_in(2)
+
 A_FEW = [
     *(("all_reduce", name) for name in ("direct", "naive", "ring", "rabenseifner")),
     *(("reduce_scatter", name) for name in ("direct", "halving_doubling")),

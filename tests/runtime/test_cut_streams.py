@@ -22,7 +22,7 @@ from unisono import _native
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
 from unisono.testing import world
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(3)]
 
 HEAD, HEADER, EVENT = 24, 64, 96
 """Bytes of a message's head, of a frame's header, of an event with its header."""

@@ -25,7 +25,7 @@ from unisono.errors import (
 from unisono.runtime.world.address import free_port
 from unisono.testing import Proxy, world, world_across
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(4)]
 
 HERE = {
     "PYTHONPATH": os.pathsep.join(

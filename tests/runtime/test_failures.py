@@ -36,7 +36,7 @@ from unisono.runtime.core import Core
 from unisono.runtime.observe.failures import FailureCode, late_hint
 from unisono.testing import world
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(2)]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,8 @@ import pytest
 from kill_trials.trials import PLACEMENTS, Trial, TrialServer, draw, draw_jitter
 from unisono import _native
 
+pytestmark = pytest.mark.one_in(3)
+
 NATIVE = Path(__file__).parents[2] / "native"
 
 SMALL, PIECES = 10, 200_000

@@ -20,6 +20,8 @@ from unisono import _native
 from unisono.errors import CollectiveTimeout
 from unisono.runtime.plan.plans import SINGLE_COPY_FROM
 
+pytestmark = pytest.mark.one_in(4)
+
 UNTRIED, REACHES, DENIED = range(3)
 PR_SET_DUMPABLE = 4
 

@@ -10,6 +10,8 @@ from conformance import ROOTED, STYLES, Case, check, every_algorithm, perform
 from processes import on_processes
 from unisono.runtime.plan.plans import ZERO_COPY_FROM
 
+pytestmark = pytest.mark.one_in(3)
+
 NAMES = {
     "all_reduce": ["direct", "ring", "recursive_doubling", "rabenseifner", "tree"],
     "reduce_scatter": ["direct", "ring", "halving_doubling"],

@@ -432,6 +432,7 @@ def winner(topology, nbytes, *names, collective="all_reduce"):
     return [simulate(a, where, nbytes, collective=collective).time for a in names]
 
 
+@pytest.mark.sweep
 def test_hierarchy_beats_flat_ring_beats_naive_rabenseifner_with_one_card_a_host():
     times = winner(
         "dgx-h100:256,nics=1", 256 * MB, "hierarchical", "ring", "rabenseifner"

@@ -14,7 +14,7 @@ import pytest
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, UnisonoError
 from unisono.testing import world_across
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(4)]
 
 TELL = "import os; print({k: v for k, v in os.environ.items() if 'UNISONO' in k})"
 

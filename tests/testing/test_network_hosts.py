@@ -16,7 +16,7 @@ from unisono.errors import BadArgument, UnisonoError, UsageError
 from unisono.testing import Hosts, Proxy, needs_hosts, world_across
 from unisono.testing.hosts import _netem_missing, _tell
 
-pytestmark = [pytest.mark.timeout(60), needs_hosts()]
+pytestmark = [pytest.mark.timeout(60), needs_hosts(), pytest.mark.one_in(3)]
 
 
 @pytest.fixture(scope="module")

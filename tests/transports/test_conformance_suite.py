@@ -12,6 +12,8 @@ from unisono.testing import check_transport, check_wire
 from unisono.transports import registry, tls
 from unisono.transports.interface import Capabilities, Transport
 
+pytestmark = pytest.mark.one_in(4)
+
 QUICK = [("shm", 3), ("tcp", 2), ("threads", 3)]
 CASES = [(name, n) for name in ("shm", "tcp", "threads") for n in (2, 3, 5)]
 

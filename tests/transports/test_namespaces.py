@@ -27,6 +27,7 @@ def why_not():
 pytestmark = [
     pytest.mark.timeout(120),
     pytest.mark.skipif(bool(why_not()), reason=why_not() or "they can be made"),
+    pytest.mark.one_in(3),
 ]
 
 

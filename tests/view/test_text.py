@@ -92,6 +92,7 @@ def test_large_worlds_are_summed_up_by_phase(n):
     assert f"{n - 1:,}" in text
 
 
+@pytest.mark.sweep
 def test_every_line_of_an_explanation_fits_the_screen():
     for key in library():
         for n in (4, 8, 13):

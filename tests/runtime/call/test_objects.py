@@ -22,6 +22,8 @@ from unisono.runtime import object_collectives
 from unisono.runtime.call import objects
 from unisono.runtime.call.objects import decode, encode
 
+pytestmark = pytest.mark.one_in(3)
+
 SMALL = [
     name
     for name in dir(ml_dtypes)

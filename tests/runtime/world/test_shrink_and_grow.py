@@ -16,7 +16,7 @@ NEAR = {"UNISONO_ADDRESS": ""}
 ROOT = Path(__file__).parents[3]
 KILLED = -9
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.timeout(180), pytest.mark.one_in(4)]
 
 
 def ranks_on(hosts, **options):
