@@ -169,7 +169,7 @@ def memory() -> str:
     """Model states on a rank by strategy: parameters, gradients, optimizer."""
     weights, n = 7_000_000_000, 64
     made = list(estimates(of_size("7B", weights), Setting(n)))
-    scale = 500 / max(e.memory for e in made)
+    scale = 500 / max(e.parameters + e.gradients + e.optimizer for e in made)
     parts: list[str] = []
     for row, e in enumerate(made):
         x, y = 80.0, 50 + 32 * row
@@ -182,7 +182,7 @@ def memory() -> str:
         for number, (name, size) in enumerate(states.items()):
             parts.append(bar(x, y, size * scale - 0.4, number, name))
             x += size * scale
-        parts.append(text(x + 6, y + 15, format_bytes(e.memory)))
+        parts.append(text(x + 6, y + 15, format_bytes(sum(states.values()))))
     title = f"Memory of a rank: 7 billion parameters in float32, Adam, {n} ranks"
     return svg(title, 190, parts)
 

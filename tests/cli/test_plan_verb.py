@@ -6,7 +6,7 @@ import pytest
 
 
 def test_plan_prints_a_row_for_each_strategy_and_advice(run):
-    code, out, _ = run("plan", "gpt2", "-n", "8", "--memory", "1G")
+    code, out, _ = run("plan", "gpt2", "-n", "8", "--memory", "1536M")
     lines = out.splitlines()
     assert code == 0
     known = "# gpt2: 124,439,808 parameters, 12 layers of width 768, the head tied to"
@@ -15,7 +15,7 @@ def test_plan_prints_a_row_for_each_strategy_and_advice(run):
     assert named[:4] == ["ddp", "zero1", "zero2", "fsdp"]
     assert named[4:] == ["tensor", "sequence", "ring", "all_to_all", "pipeline"]
     assert lines[2].endswith(" -")
-    assert lines[-1] == "1 GiB: use fsdp, the simplest that fits"
+    assert lines[-1] == "1.5 GiB: use fsdp, the simplest that fits"
 
 
 def test_plan_help_has_an_example(run):
@@ -29,6 +29,35 @@ def test_plan_suggests_more_ranks_if_nothing_fits(run):
     assert "nothing fits on 8 ranks; fsdp does on" in out
     _, out, _ = run("plan", "gpt3", "--memory", "1K")
     assert "nothing fits on up to 1024 ranks" in out
+
+
+MEGATRON = (
+    *("gpt3", "--mesh", "tp=8,pp=8,dp=16", "--batch", "1536", "--tokens", "2048"),
+    *("--microbatches", "96", "--dtype", "mixed", "--json"),
+)
+"""How GPT-3 was trained on 1,024 GPUs of 80 GB."""
+
+
+def test_plan_judges_what_was_trained_as_fitting(run):
+    code, out, _ = run("plan", *MEGATRON, "--recompute", "--memory", "80G")
+    again = json.loads(out)["strategies"][0]
+    assert (code, again["fits"]) == (0, True)
+    assert again["optimizer"] == 6 * again["parameters"]
+    kept = json.loads(run("plan", *MEGATRON)[1])["strategies"][0]
+    assert kept["fits"] is None
+    assert kept["activations"] > 4 * again["activations"]
+    assert kept["needed"] == pytest.approx(1.1 * kept["memory"])
+
+
+def test_plan_that_does_not_fit_has_an_exit_code(run):
+    how = ("70B", "--mesh", "dp=8,tp=8", "--dtype", "mixed", "--recompute", "--json")
+    code, out, _ = run("plan", *how, "--memory", "16G")
+    assert code == 1
+    assert json.loads(out)["fits"] is False
+    code, out, _ = run("plan", *how, "--memory", "80G")
+    assert (code, json.loads(out)["fits"]) == (0, True)
+    fits = {row["strategy"]: row["fits"] for row in json.loads(out)["strategies"]}
+    assert fits == {"ddp": False, "zero1": True, "zero2": True, "fsdp": True}
 
 
 def test_plan_of_a_mesh_prints_what_each_axis_sends(run):
@@ -93,10 +122,10 @@ def test_plan_compare_shows_the_other_way_round(run):
 
 
 def test_plan_of_a_trillion_parameters_fits(run):
-    _, out, _ = run("plan", "1T", "-n", "1024", "--memory", "80G")
+    _, out, _ = run("plan", "1T", "-n", "1024", "--memory", "96G")
     assert "172 equal layers are assumed" in out
-    assert "80 GiB: use fsdp, the simplest that fits" in out
-    mesh = ("--mesh", "pp=128,dp=8", "--batch", "8192", "--memory", "120G")
+    assert "96 GiB: use fsdp, the simplest that fits" in out
+    mesh = ("--mesh", "pp=128,dp=8", "--batch", "8192", "--memory", "130G")
     assert "use ddp, the simplest that fits" in run("plan", "1T", *mesh)[1]
 
 
@@ -197,8 +226,19 @@ def test_plan_and_simulate_train_agree_on_every_spelling_of_a_model(
     assert code == 0, err
     planned = json.loads(out)["model"]
     train = ("simulate", "train", "--model", model, "--sequence", "1024")
-    code, out, err = run(*train, "-t", "dgx-h100:1", "--json")
+    code, out, err = run(*train, "-t", "dgx-h100:1", "--memory", "1024G", "--json")
     assert code == 0, err
     simulated = json.loads(out)["model"]
     assert simulated["parameters"] == planned["parameters"] > 0
     assert {key: simulated[key] for key in planned} == planned
+
+
+def test_simulate_train_that_does_not_fit_has_an_exit_code(run):
+    how = ("simulate", "train", "--model", "13B", "-t", "dgx-h100:1", "--strategy")
+    code, out, _ = run(*how, "ddp", "--algorithm", "ring")
+    assert code == 1
+    assert "DOES NOT FIT into 79 GiB; try fsdp, or a larger tp" in out
+    code, out, _ = run(*how, "fsdp", "--algorithm", "ring", "--json")
+    result = json.loads(out)
+    assert (code, result["fits"]) == (0, True)
+    assert sum(result["memory_use"].values()) == pytest.approx(result["memory"])

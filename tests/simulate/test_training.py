@@ -50,7 +50,8 @@ def test_ddp_with_one_bucket_sends_after_backward():
     assert found.exposed == pytest.approx(sent)
     assert found.efficiency == pytest.approx(compute / (compute + sent))
     assert found.tokens_per_second == pytest.approx(2 * 32 / found.time)
-    assert found.memory == 16 * TINY.parameters
+    states = found.use.parameters + found.use.gradients + found.use.optimizer
+    assert states == 16 * TINY.parameters
 
 
 def test_ddp_with_small_buckets_exposes_the_last_two():
@@ -77,7 +78,11 @@ def test_fsdp_without_prefetch_waits_for_every_gather():
     # Beside them only the embedding's own gradients, and what they queue behind, show.
     layer = seconds("reduce_scatter", "switch:4", 2 * TINY.block)
     assert found.time <= found.compute + gathers + scattered + layer + 1e-12
-    assert found.memory == 16 * TINY.parameters / 4
+    assert found.use.gradients == 2 * TINY.parameters / 4
+    assert found.use.optimizer == 12 * TINY.parameters / 4
+    gathered = 2 * max(TINY.embedding, TINY.head)
+    assert found.use.parameters == 2 * TINY.parameters / 4 + gathered
+    assert found.use.buckets == gathered
 
 
 def test_fsdp_with_more_prefetch_is_not_slower():
@@ -233,3 +238,27 @@ def test_sequences_longer_than_the_model_has_positions_are_refused():
 def test_groups_in_which_a_rank_is_twice_are_refused():
     with pytest.raises(BadArgument, match="exactly one"):
         EqualGroups(parse("switch:4"), np.array([[0, 1], [1, 2]]))
+
+
+def test_memory_has_activations_with_and_without_recomputation():
+    """By hand: TINY keeps 4 activations between, and 12 inside."""
+    how = SLOW | {"strategy": "ddp"}
+    a, block = 32 * 64 * 2, 4 + 3 + 2 * 32 / 64 + 4 * 128 / 64
+    kept = train(TINY, "switch:2", recompute=False, **how).use
+    again = train(TINY, "switch:2", recompute=True, **how).use
+    assert kept.activations == 2 * block * a
+    assert again.activations == (2 + block) * a
+    assert kept.logits == again.logits == 2 * 32 * 1000 * 2
+    assert kept.total == pytest.approx(1.1 * kept.counted)
+
+
+def test_step_that_does_not_fit_says_so():
+    how = {"strategy": "ddp", "tp": 8, "algorithm": "ring"}
+    found = train("70B", "dgx-h100:2", **how)
+    assert found.fits is False
+    assert "DOES NOT FIT into 79 GiB; try fsdp" in str(found)
+    assert found.as_dict()["fits"] is False
+    roomy = train("70B", "dgx-h100:2", **how, memory=192 << 30)
+    assert roomy.fits is True
+    assert ", of 192 GiB: fits" in str(roomy)
+    assert train(TINY, "switch:2", **SLOW).fits is None

@@ -1,8 +1,8 @@
 """The command line: one file per verb, each a plain function of the same name.
 
-Exit codes: 0 success, 1 a schedule was proven wrong, 2 the command was invalid, 70 a
-bug of unisono, 130 Ctrl-C. Errors are one line; a traceback on screen is a bug of
-unisono.
+Exit codes: 0 success, 1 the answer is no (a schedule was proven wrong, a model does not
+fit into the memory), 2 the command was invalid, 70 a bug of unisono, 130 Ctrl-C. Errors
+are one line; a traceback on screen is a bug of unisono.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ def train(
     sequence: int = 4096,
     batch: int = 1,
     peak: float = 0.0,
+    memory: Annotated[str, Parameter(metavar="SIZE")] = "",
     efficiency: float = 0.5,
     bucket: str = "25M",
     prefetch: int = 1,
@@ -50,6 +51,9 @@ def train(
         Sequences for each data parallel rank.
     peak
         Operations per second that a rank can do; known for dgx-h100 and dgx-a100.
+    memory
+        Memory of a rank, as 80G; known for dgx-h100 and dgx-a100. If the step does not
+        fit, the answer says so and the exit code is 1.
     efficiency
         The part of the peak that computing alone reaches.
     bucket
@@ -74,6 +78,7 @@ def train(
             sequence=sequence,
             batch=batch,
             peak=peak,
+            memory=parse_bytes(memory) if memory else 0,
             efficiency=efficiency,
             bucket=parse_bytes(bucket),
             prefetch=prefetch,
@@ -85,4 +90,4 @@ def train(
         print_json(step.as_dict())
     else:
         print_text(step)
-    return 0
+    return 1 if step.fits is False else 0

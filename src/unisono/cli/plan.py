@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from unisono.cli.output import parse_world, print_json, print_row, print_text
 from unisono.errors import BadArgument, unknown
+from unisono.memory_use import FRAGMENTATION
 from unisono.models import ModelShape, parse_model, usual_shape
 from unisono.parallel.estimate import (
     Axes,
@@ -24,7 +25,7 @@ from unisono.parallel.estimate import (
 )
 from unisono.units import format_bytes, parse_bytes
 
-_ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2}
+_ITEMSIZES = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "mixed": 2}
 _MORE = (2, 4, 8, 16, 32, 64, 128)
 """How many times the ranks are tried where nothing fits."""
 _OPTIMIZERS = {"adam": 2.0, "momentum": 1.0, "sgd": 0.0}
@@ -93,6 +94,7 @@ def plan(
     dtype: str = "float32",
     optimizer: str = "adam",
     microbatches: int = 0,
+    recompute: bool = False,
     memory: Annotated[str, Parameter(metavar="SIZE")] = "",
     compare: bool = False,
     json: bool = False,
@@ -120,13 +122,18 @@ def plan(
     tokens
         Tokens in a sequence.
     dtype
-        Of parameters, gradients, optimizer state and activations.
+        Of parameters, gradients, optimizer state and activations: float32, float64,
+        bfloat16 or float16; or mixed, all in 2 bytes but the optimizer's state, which
+        has 4 and a copy of the parameters in 4.
     optimizer
         adam, momentum or sgd.
     microbatches
         Of a pipeline; four times the ranks if not given.
+    recompute
+        Keep the input of each block alone, and compute the rest again in backward.
     memory
-        Memory of a rank, as 24G: shows what fits, and what to try if nothing does.
+        Memory of a rank, as 24G: shows what fits, with a tenth more for fragmentation,
+        and what to try if nothing does. If nothing does, the exit code is 1.
     compare
         Compare ddp and fsdp: what each sends, and why; and what the other way round,
         each with the collectives of the other, would cost.
@@ -145,8 +152,9 @@ def plan(
         batch,
         tokens,
         _ITEMSIZES[dtype],
-        _OPTIMIZERS[optimizer],
+        _state(optimizer, dtype),
         microbatches,
+        recompute,
     )
     rows = list(estimates(shape, at) if axes is None else on_mesh(shape, at, axes))
     limit = parse_bytes(memory) if memory else 0
@@ -161,7 +169,8 @@ def plan(
             {
                 "model": shape.as_dict(),
                 "mesh": mesh,
-                "strategies": _as_data(rows),
+                "strategies": _as_data(rows, limit),
+                "fits": _any_fits(rows, limit),
                 "advice": advice,
                 **({"the_other_way": _as_data(other)} if compare else {}),
             }
@@ -174,7 +183,18 @@ def plan(
             _print_axes(at, axes, rows)
         if advice:
             print_text(advice)
-    return 0
+    return 1 if _any_fits(rows, limit) is False else 0
+
+
+def _any_fits(rows: list[Estimate], limit: int) -> bool | None:
+    """Whether a strategy fits into the memory; None if none was given."""
+    return any(row.needed <= limit for row in rows) if limit else None
+
+
+def _state(optimizer: str, dtype: str) -> float:
+    """Bytes of the optimizer's state, in those of the parameters."""
+    moments = _OPTIMIZERS[optimizer]
+    return 2 * (moments + 1) if dtype == "mixed" else moments
 
 
 def _axes(text: str) -> Axes:
@@ -200,14 +220,15 @@ def _print_table(
     print_text(
         f"# {model.name}: {model.parameters:,} parameters{shape}; {at.n} ranks, "
         f"{at.batch} x {at.length} tokens per step"
+        + (f"; {FRAGMENTATION:.0%} more must fit, for fragmentation" if limit else "")
     )
     print_row(_COLUMNS, _WIDTHS)
     for row in rows:
         known = bool(model.hidden)
-        fits = "" if not limit else "fits" if row.memory <= limit else "-"
+        fits = "" if not limit else "fits" if row.needed <= limit else "-"
         states = (row.parameters, row.gradients, row.optimizer)
         cells = [format_bytes(state) for state in states]
-        cells += [format_bytes(row.activations) if known else "?"]
+        cells += [format_bytes(row.activations + row.logits) if known else "?"]
         cells += [format_bytes(row.memory), format_bytes(row.sent), str(row.calls)]
         print_row((row.strategy, *cells, fits), _WIDTHS)
     if not model.hidden:
@@ -251,8 +272,17 @@ def _print_other_way(
         print_text(fill(f"- {reason}", 88, subsequent_indent="  "))
 
 
-def _as_data(rows: list[Estimate]) -> list[dict[str, object]]:
-    return [{**asdict(row), "memory": row.memory} for row in rows]
+def _as_data(rows: list[Estimate], limit: int = 0) -> list[dict[str, object]]:
+    return [
+        {
+            **asdict(row),
+            "memory": row.memory,
+            "fragmentation": row.use.fragmentation,
+            "needed": row.needed,
+            "fits": row.needed <= limit if limit else None,
+        }
+        for row in rows
+    ]
 
 
 def _print_axes(at: Setting, axes: Axes, rows: list[Estimate]) -> None:
@@ -267,7 +297,7 @@ def _print_axes(at: Setting, axes: Axes, rows: list[Estimate]) -> None:
 def _advice(model: ModelShape, at: Setting, limit: int, rows: list[Estimate]) -> str:
     """What fits, or what to try next: a mesh, or more ranks."""
     room = format_bytes(limit)
-    fits = next((row for row in rows if row.memory <= limit), None)
+    fits = next((row for row in rows if row.needed <= limit), None)
     if fits is not None:
         return f"{room}: use {fits.strategy}, the simplest that fits"
     if choice := _fitting(model, at, limit):

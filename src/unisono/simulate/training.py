@@ -26,6 +26,7 @@ from dataclasses import asdict, dataclass, field, replace
 import numpy as np
 
 from unisono.errors import BadArgument, NotOffered, unknown
+from unisono.memory_use import FRAGMENTATION, MemoryUse, kept, kept_in_block, logits
 from unisono.models import ModelShape, parse_model
 from unisono.simulate.groups import EqualGroups
 from unisono.simulate.streams import Ran, Task, run
@@ -33,8 +34,12 @@ from unisono.topology import Topology, parse
 from unisono.units import format_bytes, format_seconds
 
 STRATEGIES = ("ddp", "fsdp")
+_ADAM = 12
+"""Bytes a parameter of Adam's state: two moments and a copy, of 4 bytes each."""
 PEAKS = {"dgx-h100": 989e12, "dgx-a100": 312e12}
 """Dense 16-bit operations per second that the maker states."""
+MEMORIES = dict.fromkeys(PEAKS, 79 << 30)
+"""Bytes that a program can have of a rank's 80 GB."""
 MOST_RANKS = 1 << 14
 
 
@@ -47,6 +52,7 @@ class Setup:
     sequence: int = 4096
     batch: int = 1
     peak: float = 0.0
+    memory: int = 0
     efficiency: float = 0.5
     bucket: int = 25 << 20
     prefetch: int = 1
@@ -61,7 +67,12 @@ class Setup:
             raise unknown("strategy", self.strategy, STRATEGIES)
         for name, least in (
             *(("tp", 1), ("sequence", 1), ("batch", 1), ("bucket", 1)),
-            *(("prefetch", 0), ("weight_bytes", 1), ("gradient_bytes", 1)),
+            *(
+                ("memory", 0),
+                ("prefetch", 0),
+                ("weight_bytes", 1),
+                ("gradient_bytes", 1),
+            ),
         ):
             if getattr(self, name) < least:
                 raise BadArgument(
@@ -237,6 +248,8 @@ class TrainingStep:
     used: tuple[CollectiveUse, ...]
     ran: tuple[Ran, ...] = field(repr=False)
     assumptions: tuple[str, ...] = ()
+    device_memory: int = 0
+    """Bytes that a rank has; 0 if that is not known."""
 
     @property
     def dp(self) -> int:
@@ -270,11 +283,19 @@ class TrainingStep:
         return needed / (self.n * self.rate / self.setup.efficiency)
 
     @property
+    def use(self) -> MemoryUse:
+        """The memory of a rank, by what it is for."""
+        return memory_use(self.model, self.n, self.setup)
+
+    @property
     def memory(self) -> float:
-        """Bytes of weights, gradients and Adam's state on a rank; no activations."""
-        each = self.setup.weight_bytes + self.setup.gradient_bytes + 12
-        over = self.n if self.setup.strategy == "fsdp" else self.setup.tp
-        return self.model.parameters * each / over
+        """Bytes that a rank needs, with an allowance for fragmentation."""
+        return self.use.total
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether a rank has that memory; None if it is not known what it has."""
+        return self.memory <= self.device_memory if self.device_memory else None
 
     def as_dict(self) -> dict[str, object]:
         """Plain data, for JSON."""
@@ -293,6 +314,9 @@ class TrainingStep:
             "tokens_per_second": self.tokens_per_second,
             "utilisation": self.utilisation,
             "memory": self.memory,
+            "memory_use": self.use.as_dict(),
+            "device_memory": self.device_memory,
+            "fits": self.fits,
             "collectives": [asdict(u) for u in self.used],
             "assumptions": list(self.assumptions),
         }
@@ -312,10 +336,60 @@ class TrainingStep:
             f"  efficiency     {self.efficiency:.1%} of perfect scaling",
             f"  throughput     {self.tokens_per_second:,.0f} tokens/s; "
             f"{self.utilisation:.1%} of the peak",
-            f"  memory         {format_bytes(self.memory)} a rank, and activations",
+            f"  memory         {format_bytes(self.memory)} a rank{self._room}",
+            *_of_what(self.use, known=bool(self.model.hidden)),
         ]
         lines += [f"  {u}" for u in self.used]
         return "\n".join([*lines, "assumed:", *(f"  {a}" for a in self.assumptions)])
+
+    @property
+    def _room(self) -> str:
+        """Whether it fits, in words."""
+        has = format_bytes(self.device_memory)
+        if self.fits is None:
+            return ""
+        if self.fits:
+            return f", of {has}: fits"
+        ways = [
+            *(["fsdp"] if self.setup.strategy == "ddp" else ["more ranks"]),
+            *(["a larger tp"] if self.model.hidden and not self.model.experts else []),
+            *([] if self.setup.recompute else ["recomputing activations"]),
+            *(["a smaller batch"] if self.setup.batch > 1 else []),
+        ]
+        return f": DOES NOT FIT into {has}; try {', or '.join(ways)}"
+
+
+def memory_use(model: ModelShape, n: int, setup: Setup) -> MemoryUse:
+    """What a rank has in its memory at the most."""
+    s, tokens = setup, setup.sequence * setup.batch
+    sharded = s.strategy == "fsdp" and n > s.tp
+    each = model.parameters / (n if s.strategy == "fsdp" else s.tp)
+    unit = max(model.block, model.embedding, model.head) / s.tp if sharded else 0.0
+    return MemoryUse(
+        parameters=s.weight_bytes * (each + (s.prefetch + 1) * unit),
+        gradients=s.gradient_bytes * each,
+        optimizer=_ADAM * each,
+        activations=kept(
+            model.layers,
+            kept_in_block(model, s.tp),
+            tokens * model.hidden * s.weight_bytes,
+            recompute=s.recompute,
+        ),
+        logits=logits(model, tokens, s.weight_bytes, s.tp),
+        buckets=s.gradient_bytes * unit,
+    )
+
+
+def _of_what(use: MemoryUse, *, known: bool) -> list[str]:
+    """The parts of the memory, in two lines."""
+    parts = {
+        name: format_bytes(nbytes) if known or name != "activations" else "not known"
+        for name, nbytes in use.as_dict().items()
+        if nbytes or name == "activations"
+    }
+    listed = [f"{name} {nbytes}" for name, nbytes in parts.items()]
+    indent = "\n" + " " * 17
+    return [f"{indent[1:]}{', '.join(listed[:3])},{indent}{', '.join(listed[3:])}"]
 
 
 def train(
@@ -349,6 +423,7 @@ def train(
         tuple(plan.used.values()),
         tuple(ran),
         tuple(_assumptions(plan, peak)),
+        setup.memory or MEMORIES.get(where.name.partition(":")[0], 0),
     )
 
 
@@ -378,6 +453,8 @@ def _assumptions(plan: Planner, peak: float) -> list[str]:
         f"parameters are sent as {s.weight_bytes} bytes, gradients as "
         f"{s.gradient_bytes}; the optimizer takes no time, and 12 bytes of memory a "
         "parameter (Adam)",
+        f"memory: {FRAGMENTATION:.0%} more than is counted, for fragmentation; "
+        "gradients lie in the buckets that are sent (ddp)",
         "collectives are as simulated by steps, all groups of an axis at once; the two "
         "axes do not slow each other, nor what is computed meanwhile",
     ]

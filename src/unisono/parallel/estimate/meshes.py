@@ -21,14 +21,14 @@ from dataclasses import asdict, dataclass, replace
 from math import ceil, prod
 
 from unisono.errors import BadArgument, whole_number
-from unisono.models import KEPT_BETWEEN, ModelShape
+from unisono.memory_use import kept, kept_in_block, logits
+from unisono.models import ModelShape
 from unisono.parallel.estimate.strategies import (
     Estimate,
     Setting,
     all_gather,
     all_reduce,
     data_parallel,
-    kept_in_block,
     sharded_block,
     stage,
 )
@@ -77,12 +77,21 @@ def on_mesh(model: ModelShape, at: Setting, axes: Axes) -> Iterator[Estimate]:
     shared = at.itemsize * stage(model, layers, axes.pp, axes.tp)
     experts = at.itemsize * layers * model.experts * model.mlp / axes.ep
     a, m = _activation(model, at, axes), microbatches(at, axes)
-    in_flight = min(m, axes.pp) / m if axes.pp > 1 else 1.0
-    kept = layers * _kept(model, axes) * a * in_flight
+    piped = axes.pp > 1
+    held = kept(
+        layers,
+        kept_in_block(model, axes.tp),
+        a,
+        recompute=at.recompute,
+        in_flight=min(m, axes.pp) / m if piped else 1.0,
+        at_once=1 / m if piped else 1.0,
+    )
+    tokens = 0.0 if piped else _rows(at, axes) * at.length / axes.cp
+    words = logits(model, tokens, at.itemsize, axes.tp)
     block = at.itemsize * sharded_block(model, axes.tp)
     k = at.optimizer
     same_experts = axes.dp * axes.cp
-    for estimate in data_parallel(shared, at, axes.replicas, block, layers, kept):
+    for estimate in data_parallel(shared, at, axes.replicas, block, layers, held):
         if estimate.strategy != "ddp" and (axes.pp > 1 or model.experts):
             return
         sent = {"average": estimate.sent + all_reduce(same_experts, experts), **along}
@@ -91,6 +100,7 @@ def on_mesh(model: ModelShape, at: Setting, axes: Axes) -> Iterator[Estimate]:
             parameters=estimate.parameters + experts,
             gradients=estimate.gradients + experts,
             optimizer=estimate.optimizer + k * experts,
+            logits=words,
             sent=sum(sent.values()),
             calls=estimate.calls + calls,
             axes={axis: value for axis, value in sent.items() if value},
@@ -150,7 +160,7 @@ def best_mesh(
         for axes in meshes(model, at)
         if idle(at, axes) <= MOST_IDLE
         for estimate in on_mesh(model, at, axes)
-        if estimate.memory <= memory
+        if estimate.needed <= memory
     ]
     if not fitting:
         return None
@@ -177,12 +187,6 @@ def _rows(at: Setting, axes: Axes) -> int:
 def _activation(model: ModelShape, at: Setting, axes: Axes) -> float:
     """Bytes of one activation of a rank's part of the batch."""
     return _rows(at, axes) * at.length / axes.cp * model.hidden * at.itemsize
-
-
-def _kept(model: ModelShape, axes: Axes) -> float:
-    if axes.tp == 1:
-        return kept_in_block(model)
-    return KEPT_BETWEEN + model.kept_inside / axes.tp
 
 
 def _kv_width(model: ModelShape) -> int:

@@ -12,8 +12,12 @@ a part of the model or of the sequence.
            of attention in two layouts; both wide activations of the MLP
     (9 + 10 k) A   with k experts per token instead of the MLP
 
-Other families keep more or less (`ModelShape.kept`). Estimates leave out what is small:
-buffers, a few numbers per token, buckets in flight. `meshes` combines them.
+Other families keep more or less (`ModelShape.kept`). With recomputation a block keeps
+its input, and one block at a time has all. Estimates leave out what is small: buffers,
+a few numbers per token. `meshes` combines them, `memory_use` says what is counted.
+
+Buckets: with ddp and zero1 gradients lie in them; with zero2 two are under way at a
+time, with fsdp the gradients of one unit.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 
 from unisono.errors import BadArgument, whole_number
+from unisono.memory_use import MemoryUse, kept, kept_in_block, logits
 from unisono.models import KEPT_BETWEEN, ModelShape
 
 BUCKET = 25 << 20
@@ -38,6 +43,7 @@ class Setting:
     itemsize: int = 4
     optimizer: float = 2.0
     microbatches: int = 0
+    recompute: bool = False
 
     def __post_init__(self) -> None:
         """Refuse sizes below one."""
@@ -59,11 +65,24 @@ class Estimate:
     calls: int
     axes: dict[str, float] = field(default_factory=dict)
     """Bytes sent along each axis of a mesh."""
+    logits: float = 0.0
+    buckets: float = 0.0
+
+    @property
+    def use(self) -> MemoryUse:
+        """The memory of a rank, by what it is for."""
+        states = self.parameters, self.gradients, self.optimizer
+        return MemoryUse(*states, self.activations, self.logits, self.buckets)
 
     @property
     def memory(self) -> float:
         """Bytes of all of these."""
-        return self.parameters + self.gradients + self.optimizer + self.activations
+        return self.use.counted
+
+    @property
+    def needed(self) -> float:
+        """What a device must have: these bytes, and an allowance for fragmentation."""
+        return self.use.total
 
 
 def estimates(model: ModelShape, at: Setting) -> Iterator[Estimate]:
@@ -86,24 +105,31 @@ def all_reduce(n: int, nbytes: float) -> float:
 def _of_weights(model: ModelShape, at: Setting) -> Iterator[Estimate]:
     """Strategies that send weights and gradients: each rank has 1/n of the batch."""
     p = model.parameters * at.itemsize
-    kept = kept_in_block(model) * model.layers * activation(model, at) / at.n
-    yield from data_parallel(p, at, at.n, model.block * at.itemsize, model.layers, kept)
+    layers, a = model.layers, activation(model, at) / at.n
+    held = kept(layers, kept_in_block(model), a, recompute=at.recompute)
+    words = logits(model, at.batch * at.length / at.n, at.itemsize)
+    block = model.block * at.itemsize
+    for estimate in data_parallel(p, at, at.n, block, layers, held):
+        yield replace(estimate, logits=words)
 
 
 def data_parallel(
-    p: float, at: Setting, n: int, block: float, layers: int, kept: float
+    p: float, at: Setting, n: int, block: float, layers: int, held: float
 ) -> Iterator[Estimate]:
     """DDP, ZeRO and FSDP of p bytes of parameters on n data parallel ranks."""
     k = at.optimizer
     buckets, units = ceil(p / BUCKET), layers + 1
-    yield Estimate("ddp", p, p, k * p, kept, all_reduce(n, p), buckets)
+    moving = min(2.0 * BUCKET, p) if n > 1 else 0.0
+    yield Estimate("ddp", p, p, k * p, held, all_reduce(n, p), buckets)
     twice = 2 * all_gather(n, p)
-    yield Estimate("zero1", p, p + p / n, k * p / n, kept, twice, 2 * buckets)
-    yield Estimate("zero2", p, p / n, k * p / n, kept, twice, 2 * buckets)
+    yield Estimate("zero1", p, p + p / n, k * p / n, held, twice, 2 * buckets)
+    sharded = Estimate("zero2", p, p / n, k * p / n, held, twice, 2 * buckets)
+    yield replace(sharded, buckets=moving)
     thrice = 3 * all_gather(n, p)
-    # Full parameters of the unit in use, and of the next.
-    mine = p / n + (2 * block if n > 1 else 0)
-    yield Estimate("fsdp", mine, p / n, k * p / n, kept, thrice, 3 * units)
+    # Full parameters of the unit in use, and of the next; gradients of one.
+    mine, moving = p / n + (2 * block if n > 1 else 0), block if n > 1 else 0.0
+    sharded = Estimate("fsdp", mine, p / n, k * p / n, held, thrice, 3 * units)
+    yield replace(sharded, buckets=moving)
 
 
 def the_other_way(model: ModelShape, at: Setting) -> list[Estimate]:
@@ -137,26 +163,33 @@ def _of_activations(model: ModelShape, at: Setting) -> Iterator[Estimate]:
     pairs = (2 * layers + 1) * 2  # each direction, with the embedding and the head
     loss = all_reduce(n, 3 * tokens * size)
     sent = pairs * all_reduce(n, a) + loss
-    kept = layers * (KEPT_BETWEEN + model.kept_inside / n) * a
-    yield Estimate("tensor", *states, kept, sent, pairs + 2)
+    again, block = at.recompute, kept_in_block(model, n)
+    held, words = (
+        kept(layers, block, a, recompute=again),
+        logits(model, tokens, size, n),
+    )
+    yield Estimate("tensor", *states, held, sent, pairs + 2, logits=words)
     replicated = (model.replicated * layers + model.final_norm) * size
     tensors = model.replicated_tensors * layers + model.norm_tensors
     half = KEPT_BETWEEN / 2  # the outputs of norms are gathered
-    kept = layers * (half + (half + model.kept_inside) / n) * a
+    block = half + (half + model.kept_inside) / n
     yield Estimate(
         "sequence",
         *states,
-        kept,
+        kept(layers, block, a, recompute=again, edge=1 / n),
         sent + all_reduce(n, replicated),
         2 * pairs + 2 + tensors,
+        logits=words,
     )
-    full = p, p, k * p, model.kept * layers * a / n
+    full = p, p, k * p, kept(layers, model.kept, a / n, recompute=again)
     ring = layers * (3 * n - 2) * 2 * a / n if n > 1 else 0.0
     swaps = layers * 2 * all_gather(n, 4 * a / n)
     average = all_reduce(n, p)
     buckets = ceil(p / BUCKET)
-    yield Estimate("ring", *full, ring + average, layers * (3 * n - 2) + buckets)
-    yield Estimate("all_to_all", *full, swaps + average, 8 * layers + buckets)
+    calls = layers * (3 * n - 2) + buckets
+    yield Estimate("ring", *full, ring + average, calls, logits=words)
+    calls = 8 * layers + buckets
+    yield Estimate("all_to_all", *full, swaps + average, calls, logits=words)
     if n <= layers:
         yield _pipeline(model, at)
 
@@ -167,10 +200,19 @@ def _pipeline(model: ModelShape, at: Setting) -> Estimate:
     m = at.microbatches or min(4 * n, at.batch)
     layers = ceil(model.layers / n)
     mine = stage(model, layers, n) * at.itemsize
-    kept = kept_in_block(model) * layers * a * min(m, n) / m
+    held = kept(
+        layers,
+        kept_in_block(model),
+        a,
+        recompute=at.recompute,
+        in_flight=min(m, n) / m,
+        at_once=1 / m,
+    )
+    words = logits(model, at.batch * at.length / m, at.itemsize) if n == 1 else 0.0
     sent = (2 if n > 2 else 1) * a if n > 1 else 0.0
     calls = (2 if n > 2 else 1) * m if n > 1 else 0
-    return Estimate("pipeline", mine, mine, at.optimizer * mine, kept, sent, calls)
+    states = mine, mine, at.optimizer * mine
+    return Estimate("pipeline", *states, held, sent, calls, logits=words)
 
 
 def stage(model: ModelShape, layers: int, pp: int, tp: int = 1) -> float:
@@ -193,11 +235,6 @@ def sharded_block(model: ModelShape, tp: int = 1) -> float:
     return replicated + (shared - replicated) / tp
 
 
-def kept_in_block(model: ModelShape) -> float:
-    """Activations that a block keeps for backward; 0 if the shape is not known."""
-    return model.kept if model.hidden else 0.0
-
-
 def activation(model: ModelShape, at: Setting) -> float:
     """A: bytes of one activation of the whole batch."""
     return at.batch * at.length * model.hidden * at.itemsize
@@ -205,4 +242,4 @@ def activation(model: ModelShape, at: Setting) -> float:
 
 def first_that_fits(model: ModelShape, at: Setting, memory: float) -> Estimate | None:
     """The first strategy, in the order of `estimates`, that needs no more memory."""
-    return next((e for e in estimates(model, at) if e.memory <= memory), None)
+    return next((e for e in estimates(model, at) if e.needed <= memory), None)
