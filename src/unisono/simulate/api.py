@@ -11,7 +11,6 @@ from unisono.errors import BadArgument, BadTopology, NotOffered, unknown, whole_
 from unisono.schedule.collective import COLLECTIVES, collective
 from unisono.schedule.schedule import Schedule
 from unisono.simulate import closed
-from unisono.simulate.bound import least_time
 from unisono.simulate.candidates import fitted, schedule_for
 from unisono.simulate.conditions import CodecModel, Conditions, SimulatedWorld
 from unisono.simulate.events import by_events
@@ -91,7 +90,8 @@ def _events(schedule: Schedule, world: SimulatedWorld, nbytes: int) -> Result:
         nbytes,
         "events",
         float(events.finished.max()),
-        least_time(schedule.collective, world.topology, nbytes, schedule.root),
+        world.bound(schedule.collective, nbytes, schedule.root),
+        bandwidth=world.bandwidth[:-1],
         messages=events.timeline.src.size,
         events=events.count,
         finished=events.finished,
@@ -110,7 +110,8 @@ def _steps(schedule: Schedule, world: SimulatedWorld, nbytes: int) -> Result:
         nbytes,
         "steps",
         float(clocks.clock.max()),
-        least_time(schedule.collective, world.topology, nbytes, schedule.root),
+        world.bound(schedule.collective, nbytes, schedule.root),
+        bandwidth=world.bandwidth[:-1],
         messages=clocks.count,
         finished=clocks.clock[0],
         carried=clocks.carried[:-1],
@@ -142,7 +143,7 @@ def sweep(
     clocks = by_steps(schedule, world, unit, np.array(sizes, dtype=np.float64))
     results = []
     for size, row in zip(sizes, clocks.clock, strict=True):
-        least = least_time(schedule.collective, topology, size, schedule.root)
+        least = world.bound(schedule.collective, size, schedule.root)
         carried = clocks.carried[:-1] * size
         results.append(
             Result(
@@ -213,6 +214,6 @@ def _closed(
         nbytes,
         "closed",
         cost.time(nbytes),
-        cost.least * nbytes,
+        cost.least * nbytes * given.codec.ratio,
         exact=cost.exact,
     )

@@ -18,6 +18,9 @@ For one part of m among n ranks, of b bytes in a buffer:
     gather        b m/n, if not root b (n-m)/n, root
     all_to_all    b m (n-m)/n        b m (n-m)/n
 
+Where b does not divide by n, the least share of a rank counts. With a codec, b are the
+bytes that are sent; slow links count with what they still have, failed ones not at all.
+
 The last column is what Patarasuk and Yuan count: each element takes k-1 crossings to be
 reduced and k-1 to be distributed, by any rank.
 """
@@ -27,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.schedule.collective import (
     ALL_GATHER,
@@ -56,17 +60,30 @@ _NEED: dict[Collective, Crossing] = {
     GATHER: lambda m, root: (m * (1 - root), (1 - m) * root),
 }
 
+_SHARED_OUT = (ALL_GATHER, REDUCE_SCATTER, SCATTER, GATHER, ALL_TO_ALL)
+"""Collectives in which a rank has a share of the buffer."""
+
 
 def least_time(
-    what: Collective, topology: Topology, nbytes: float, root: int = 0
+    what: Collective,
+    topology: Topology,
+    nbytes: float,
+    root: int = 0,
+    bandwidth: Floats | None = None,
 ) -> float:
-    """The time that no schedule of `what` on this topology can be below."""
+    """The time that no schedule of `what` on this topology can be below.
+
+    `bandwidth` is what the links have instead of the topology's own; 0 is none.
+    """
     wiring = topology.wiring
     if topology.n == 1:
         return 0.0
     cuts = [np.concatenate([np.arange(wiring.n), _outside(wiring)])]
     cuts += [where for _, where in wiring.levels]
-    return max(_across(what, wiring, where, nbytes, root) for where in cuts)
+    rate = wiring.links.bandwidth if bandwidth is None else bandwidth
+    if what in _SHARED_OUT:
+        nbytes = nbytes // wiring.n * wiring.n
+    return max(_across(what, wiring, where, nbytes, root, rate) for where in cuts)
 
 
 def _outside(wiring: Wiring) -> Ints:
@@ -74,7 +91,12 @@ def _outside(wiring: Wiring) -> Ints:
 
 
 def _across(
-    what: Collective, wiring: Wiring, where: Ints, nbytes: float, root: int
+    what: Collective,
+    wiring: Wiring,
+    where: Ints,
+    nbytes: float,
+    root: int,
+    rate: Floats,
 ) -> float:
     """The bound that one way of cutting gives."""
     links, parts = wiring.links, int(where.max()) + 1
@@ -82,22 +104,29 @@ def _across(
     if np.count_nonzero(size) < 2:
         return 0.0
     a, b = where[links.src], where[links.dst]
-    leaves, enters = (a != b) & (a >= 0), (a != b) & (b >= 0)
-    out = np.bincount(a[leaves], links.bandwidth[leaves], minlength=parts)
-    into = np.bincount(b[enters], links.bandwidth[enters], minlength=parts)
+    apart = (a != b) & (rate > 0)
+    leaves, enters = apart & (a >= 0), apart & (b >= 0)
+    out: Floats = np.bincount(a[leaves], rate[leaves], minlength=parts).astype(float)
+    into: Floats = np.bincount(b[enters], rate[enters], minlength=parts).astype(float)
     wait = float(links.latency[leaves | enters].min(initial=np.inf))
     if what is BARRIER:
         return wait
     there, m = size > 0, size / wiring.n
     at_root = (np.arange(parts) == where[root]).astype(np.float64)
     go, come = _need(what, m, at_root, wiring.n)
-    slowest = max((go / out)[there].max(), (come / into)[there].max())
+    slowest = max(_slowest(go, out, there), _slowest(come, into, there))
     k = int(np.count_nonzero(there))
     if what is ALL_REDUCE:
         slowest = max(slowest, 2 * (k - 1) / min(out.sum(), into.sum()))
     if what in (BROADCAST, REDUCE):
         slowest = max(slowest, (k - 1) / min(out.sum(), into.sum()))
     return wait + nbytes * float(slowest)
+
+
+def _slowest(need: Floats, rate: Floats, there: NDArray[np.bool_]) -> float:
+    """The longest that a part takes; one that has nothing to send takes no time."""
+    some = there & (need > 0)
+    return float((need[some] / rate[some]).max(initial=0.0))
 
 
 def _need(what: Collective, m: Floats, root: Floats, n: int) -> tuple[Floats, Floats]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from unisono.errors import BadArgument
-from unisono.schedule.collective import Ints
+from unisono.schedule.collective import Collective, Ints
+from unisono.simulate.bound import least_time
 from unisono.topology.routing import around
 from unisono.topology.topology import Floats, Route, Topology
 
@@ -73,6 +74,14 @@ class SimulatedWorld:
     start: Floats
     reduce: float
     codec: CodecModel
+    failed: Ints
+
+    def bound(self, what: Collective, nbytes: float, root: int) -> float:
+        """What no schedule can beat: with these links, and the bytes that are sent."""
+        rate = self.bandwidth[:-1].copy()
+        rate[self.failed] = 0.0
+        sent = nbytes * self.codec.ratio
+        return least_time(what, self.topology, sent, root, rate)
 
     @property
     def overhead(self) -> float:
@@ -112,6 +121,7 @@ class SimulatedWorld:
             _starts(topology.n, conditions.delays),
             reduce,
             conditions.codec,
+            failed,
         )
 
 

@@ -58,7 +58,8 @@ class Result:
     bytes that went over each link; `path` the messages that decided, first to last;
     both are None where the fidelity does not know, or where there are too many messages
     to remember. `exact` is false where `time` is an upper bound only. `compute` are the
-    seconds that the ranks compute meanwhile.
+    seconds that the ranks compute meanwhile. `bandwidth` is what the links had, where
+    some were slow.
     """
 
     collective: Collective
@@ -76,6 +77,7 @@ class Result:
     timeline: Timeline | None = None
     exact: bool = True
     compute: float = 0.0
+    bandwidth: Floats | None = None
 
     @property
     def exposed(self) -> float:
@@ -102,7 +104,9 @@ class Result:
         """For each link, the part of the time that it was busy, at full rate."""
         if self.carried is None or not self.time:
             return None
-        share: Floats = self.carried / self.topology.wiring.links.bandwidth / self.time
+        had = self.bandwidth
+        rate = self.topology.wiring.links.bandwidth if had is None else had
+        share: Floats = self.carried / rate / self.time
         return share
 
     def busiest(self, count: int = 5) -> list[tuple[str, float]]:

@@ -26,8 +26,10 @@
     to = ["right"]
     kind = "wire"
 
-A list of links joins each of the first to each of the second. Messages take the
-quickest path; ranks forward messages for others.
+A list of links joins each of the first to each of the second. Links of one kind between
+the same two nodes act as one, with the sum of their bandwidths; of different kinds the
+quickest is used alone. Messages take the quickest path; ranks forward messages for
+others.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -42,7 +45,7 @@ import numpy as np
 
 from unisono.errors import BadArgument, BadTopology, unknown
 from unisono.schedule.collective import Ints
-from unisono.topology.routing import Paths
+from unisono.topology.routing import Paths, seconds
 from unisono.topology.topology import LinkBundle, Links, Topology, Wiring, lay
 from unisono.units import parse_bandwidth, parse_seconds
 
@@ -104,7 +107,7 @@ def _topology(file: _TopologyFile, where: str) -> Topology:
     if len(node) != file.ranks + len(file.switches):
         raise BadTopology("switches: a name is listed twice, or is that of a rank")
     cables = [cable for link in file.links for cable in _cables(link, file, node)]
-    links = lay(cables)
+    links, unused = _joined(lay(cables))
     name = file.name or where
     host = _hosts(file)
     levels = (("host", _with_switches(host, len(file.switches), links)),)
@@ -127,7 +130,8 @@ def _topology(file: _TopologyFile, where: str) -> Topology:
         _number(file.overhead, parse_seconds),
         1 / rate if rate else 0.0,
         per_host=int(sizes[0]) if file.hosts and (sizes == sizes[0]).all() else 0,
-        about=f"read from {where}",
+        about=f"read from {where}"
+        + (f"; {unused} links beside quicker ones are not used" if unused else ""),
         duplex=file.duplex,
         streams=file.streams,
     )
@@ -150,6 +154,37 @@ def _cables(
     yield LinkBundle(link.kind, src[apart], dst[apart], latency, bandwidth)
     if link.between is not None:
         yield LinkBundle(link.kind, dst[apart], src[apart], latency, bandwidth)
+
+
+def _joined(links: Links) -> tuple[Links, int]:
+    """Without parallel links; and how many are left out because others are quicker."""
+    ends = np.stack([links.src, links.dst, links.kind])
+    _, first, which = np.unique(ends, axis=1, return_index=True, return_inverse=True)
+    if first.size == len(links):
+        bundles = links
+    else:
+        order = np.argsort(first)
+        total = np.zeros(first.size)
+        np.add.at(total, which.ravel(), links.bandwidth)
+        bundles = replace(_some(links, first[order]), bandwidth=total[order])
+    _, pair = np.unique(
+        np.stack([bundles.src, bundles.dst]), axis=1, return_inverse=True
+    )
+    with np.errstate(divide="ignore"):  # what has no bandwidth is refused later
+        ranked = np.lexsort((seconds(bundles), pair.ravel()))
+    _, best = np.unique(pair.ravel()[ranked], return_index=True)
+    return _some(bundles, np.sort(ranked[best])), len(bundles) - best.size
+
+
+def _some(links: Links, which: Ints) -> Links:
+    return Links(
+        links.src[which],
+        links.dst[which],
+        links.latency[which],
+        links.bandwidth[which],
+        links.kind[which],
+        links.kinds,
+    )
 
 
 def _nodes(names: list[str | int], node: dict[str, int]) -> Ints:

@@ -79,8 +79,13 @@ def switch(n: int, bandwidth: float = BANDWIDTH, latency: float = LATENCY) -> To
 def torus(
     sides: tuple[int, ...], bandwidth: float = BANDWIDTH, latency: float = LATENCY
 ) -> Topology:
-    """Neighbours along every dimension; the last coordinate changes fastest."""
-    n, dims = math.prod(sides), len(sides)
+    """Neighbours along every dimension; the last coordinate changes fastest.
+
+    Along a side of two both neighbours are the same rank, and there is one link to it.
+    """
+    n = math.prod(sides)
+    ways = [1 if side == 2 else 2 for side in sides]
+    first, each = np.cumsum([0, *ways[:-1]]), sum(ways)
 
     def route(src: Ints, dst: Ints) -> Ints:
         here = np.array(np.unravel_index(src, sides))
@@ -91,7 +96,7 @@ def torus(
             back = away > side // 2
             hops = np.where(back, side - away, away)
             for hop in range(int(hops.max(initial=0))):
-                link = (np.ravel_multi_index(tuple(here), sides) * dims + dim) * 2
+                link = np.ravel_multi_index(tuple(here), sides) * each + first[dim]
                 going = hop < hops
                 columns.append(np.where(going, link + back, -1))
                 here[dim] = (here[dim] + np.where(going, 1 - 2 * back, 0)) % side
@@ -100,13 +105,13 @@ def torus(
     def wire() -> Wiring:
         rank = np.arange(n)
         at = np.array(np.unravel_index(rank, sides))
-        near = np.empty((n, dims, 2), dtype=np.int64)
+        near = np.empty((n, each), dtype=np.int64)
         for dim, side in enumerate(sides):
-            for way, step in enumerate((1, -1)):
+            for way, step in enumerate((1, -1)[: ways[dim]]):
                 moved = at.copy()
                 moved[dim] = (moved[dim] + step) % side
-                near[:, dim, way] = np.ravel_multi_index(tuple(moved), sides)
-        src = np.repeat(rank, 2 * dims)
+                near[:, first[dim] + way] = np.ravel_multi_index(tuple(moved), sides)
+        src = np.repeat(rank, each)
         links = lay([LinkBundle("link", src, near.ravel(), latency, bandwidth)])
         longest = int(np.argmax(sides))
         halves = at[longest] * 2 // sides[longest]

@@ -15,9 +15,15 @@ import numpy as np
 
 from unisono.errors import BadTopology
 from unisono.schedule.collective import Ints
-from unisono.topology.topology import Links, Wiring
+from unisono.topology.topology import Floats, Links, Wiring
 
 MESSAGE = 64 << 10
+
+
+def seconds(links: Links) -> Floats:
+    """What each link takes for a message of the usual size."""
+    cost: Floats = links.latency + MESSAGE / links.bandwidth
+    return cost
 
 
 class Paths:
@@ -27,7 +33,7 @@ class Paths:
         """Sort the links that work by the node they leave."""
         self.name = name
         self.links = links
-        self.cost = (links.latency + MESSAGE / links.bandwidth).tolist()
+        self.cost = seconds(links).tolist()
         self.out: list[list[int]] = [[] for _ in range(num_nodes)]
         broken = set(failed.tolist())
         for link, src in enumerate(links.src.tolist()):
