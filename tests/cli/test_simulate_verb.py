@@ -1,8 +1,12 @@
 """unisono simulate and unisono topology, run in this process."""
 
 import json
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+from unisono.cli import _jobs
 
 
 def test_simulate_shows_the_winner_of_each_size_and_the_crossovers(run):
@@ -159,9 +163,32 @@ def test_both_verbs_have_an_example_and_their_options_are_frozen(run):
     assert result == {
         "simulate": [
             *("--algorithm", "--codec", "--compute", "--delay", "--failed"),
-            *("--fidelity", "--json", "--maxbytes", "--minbytes", "--picture"),
-            *("--plot", "--reduce", "--segments", "--share"),
+            *("--fidelity", "--jobs", "--json", "--maxbytes", "--minbytes"),
+            *("--picture", "--plot", "--reduce", "--segments", "--share"),
             *("--slow", "--stepfactor", "--topology", "--trace"),
         ],
         "topology": ["--json"],
     }
+
+
+class Pickling(ThreadPoolExecutor):
+    """Threads, where what is given and what comes back travels as to a process."""
+
+    def __init__(self, workers, mp_context):
+        super().__init__(workers)
+
+    def submit(self, call, *given):
+        travelled = pickle.loads(pickle.dumps((call, given)))
+        return super().submit(lambda: pickle.loads(pickle.dumps(call(*travelled[1]))))
+
+
+def test_simulate_with_jobs_finds_the_same(run, monkeypatch):
+    monkeypatch.setattr(_jobs, "ProcessPoolExecutor", Pickling)
+    how = ("simulate", "all_gather", "-t", "switch:6", "-b", "1K", "-e", "16K")
+    how = (*how, "--algorithm", "ring,bruck,recursive_doubling", "--json")
+    code, out, err = run(*how)
+    assert code == 0, err
+    code, several, err = run(*how, "--jobs", "2")
+    assert code == 0, err
+    assert json.loads(several) == json.loads(out)
+    assert run(*how, "--jobs", "0")[0] == 2

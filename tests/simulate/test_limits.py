@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from unisono.errors import BadArgument, BadTopology, NotOffered
-from unisono.simulate import Compute, compare, limits, simulate
+from unisono.simulate import Compute, api, compare, limits, simulate
+from unisono.simulate.candidates import schedule_for
 from unisono.topology import parse
 from unisono.topology.files import loads
 
@@ -177,6 +178,35 @@ def test_events_beyond_memory_are_refused(monkeypatch):
     monkeypatch.setattr(limits, "memory_free", lambda: 1 << 20)
     with pytest.raises(NotOffered, match="of memory"):
         simulate("ring", "switch:64", MIB, "events")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "where", "reason"),
+    [
+        ("ring", "switch:16384", "of memory"),
+        ("ring", "dgx-h100:4096", "of memory"),
+        ("hierarchical", "dgx-h100:1024", "million transfers"),
+    ],
+)
+def test_events_that_would_be_too_many_are_refused_before_any_step_is_made(
+    monkeypatch, algorithm, where, reason
+):
+    """None of the steps of the large schedule is made, nor is it given to anything."""
+    monkeypatch.setattr(limits, "memory_free", lambda: 16 << 30)
+    monkeypatch.setattr(api, "by_events", None)
+    with pytest.raises(NotOffered, match=reason):
+        simulate(algorithm, where, MIB, "events")
+
+
+@pytest.mark.parametrize("algorithm", ["ring", "direct", "recursive_doubling"])
+def test_extent_of_a_large_schedule_is_foreseen(algorithm):
+    small, larger, large = (
+        limits.Extent.of(schedule_for("all_reduce", algorithm, parse(f"switch:{n}")))
+        for n in (16, 32, 256)
+    )
+    foreseen = small.grown(larger, 8)
+    assert foreseen.largest == pytest.approx(large.largest, rel=0.3)
+    assert foreseen.messages == pytest.approx(large.messages, rel=0.3)
 
 
 def test_merging_close_events_changes_little():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from unisono.cli import _chart
+from unisono.cli._jobs import compared
 from unisono.cli._plot import refuse_unknown_format
 from unisono.cli._progress import Progress, waiting
 from unisono.cli._train import train
@@ -67,6 +69,7 @@ def simulate(
     reduce: str = "",
     compute: str = "",
     share: float = 1.0,
+    jobs: Annotated[int, Parameter(name=["-j", "--jobs"])] = 1,
     plot: bool = False,
     picture: Path | None = None,
     trace: Path | None = None,
@@ -110,6 +113,8 @@ def simulate(
         What every rank computes meanwhile, as 5ms: what is left then is exposed.
     share
         The part of its speed that the collective keeps while ranks compute.
+    jobs
+        Simulate so many algorithms at a time, each in a process of its own.
     plot
         Draw times over sizes in the terminal.
     picture
@@ -119,10 +124,7 @@ def simulate(
     json
         Print one JSON document.
     """
-    if factor < 2:
-        raise BadArgument(f"-f {factor}: expected 2 or more")
-    if fidelity not in FIDELITIES:
-        raise BadArgument(f"--fidelity {fidelity}: one of {', '.join(FIDELITIES)}")
+    _check(factor, fidelity, jobs)
     refuse_unknown_format(picture)
     refuse_unwritable(trace, picture)
     what, where = find_collective(collective).name, topology_named(topology)
@@ -142,7 +144,8 @@ def simulate(
             result = run(names[0], where, sizes[0], **more)
         return _one(result, trace, json=json)
     options |= {"segments": segments}
-    comparison = _compared(what, names, where, sizes, options)
+    by = partial(compared, jobs=jobs, spelled=topology) if jobs > 1 else compare
+    comparison = _compared(by, what, names, where, sizes, options)
     if json:
         print_json(_plain(what, comparison))
         return 0
@@ -156,7 +159,17 @@ def simulate(
     return 0
 
 
+def _check(factor: int, fidelity: str, jobs: int) -> None:
+    if factor < 2:
+        raise BadArgument(f"-f {factor}: expected 2 or more")
+    if fidelity not in FIDELITIES:
+        raise BadArgument(f"--fidelity {fidelity}: one of {', '.join(FIDELITIES)}")
+    if jobs < 1:
+        raise BadArgument(f"--jobs {jobs}: expected 1 or more")
+
+
 def _compared(
+    by: Callable[..., Comparison],
     what: str,
     names: Sequence[str],
     where: Topology,
@@ -173,7 +186,7 @@ def _compared(
         progress(name)
 
     try:
-        return compare(what, names, where, sizes, progress=show, **options)
+        return by(what, names, where, sizes, progress=show, **options)
     except KeyboardInterrupt:
         print(
             f"unisono: interrupted while simulating {done[-1] if done else what}: "

@@ -70,13 +70,14 @@ def simulate(
     if how == "closed":
         result = _closed(what, where, size, collective, segments, given)
         return beside(result, busy)
-    schedule = _schedule(what, where, collective, segments)
     world = SimulatedWorld.of(where, given)
     try:
+        schedule = _schedule(what, where, collective, segments, events=how == "events")
         result = (_events if how == "events" else _steps)(schedule, world, size)
     except NotOffered:
         if how != "events" or fidelity == "events":
             raise
+        schedule = _schedule(what, where, collective, segments)
         result = _steps(schedule, world, size)
     return beside(result, busy)
 
@@ -180,10 +181,15 @@ def _fidelity(fidelity: str, topology: Topology, given: Conditions) -> str:
 
 
 def _schedule(
-    what: Schedule | str, topology: Topology, name: str, segments: int
+    what: Schedule | str,
+    topology: Topology,
+    name: str,
+    segments: int,
+    *,
+    events: bool = False,
 ) -> Schedule:
     if isinstance(what, str):
-        fits(name, what, topology, segments)
+        fits(name, what, topology, segments, events=events)
         return schedule_for(name, what, topology, segments)
     if what.n != topology.n:
         raise BadTopology(

@@ -71,21 +71,43 @@ def compare(
 
     Without options one pass serves all sizes of an algorithm.
     """
-    results: dict[str, list[Result]] = {}
-    left_out: dict[str, str] = {}
+    found: dict[str, list[Result] | str] = {}
     for name in algorithms:
         progress(name)
-        try:
-            common: dict[str, Any] = {"collective": collective, "segments": segments}
-            results_ = (
-                [simulate(name, topology, size, **common, **options) for size in sizes]
-                if options
-                else sweep(name, topology, sizes, **common)
-            )
-        except (NotOffered, UnsupportedWorld) as why:  # reported in `left_out`
-            left_out[name] = str(why)
-            continue
-        results[name] = results_
+        found[name] = tried(
+            collective, name, topology, sizes, segments=segments, **options
+        )
+    return comparison(collective, topology, sizes, found)
+
+
+def tried(
+    collective: str,
+    name: str,
+    topology: Topology,
+    sizes: Sequence[int],
+    **options: Any,
+) -> list[Result] | str:
+    """One algorithm for all sizes, or why it is left out."""
+    segments = options.pop("segments", 1)
+    common: dict[str, Any] = {"collective": collective, "segments": segments}
+    try:
+        if options:
+            options |= common
+            return [simulate(name, topology, size, **options) for size in sizes]
+        return sweep(name, topology, sizes, **common)
+    except (NotOffered, UnsupportedWorld) as why:
+        return str(why)
+
+
+def comparison(
+    collective: str,
+    topology: Topology,
+    sizes: Sequence[int],
+    found: dict[str, list[Result] | str],
+) -> Comparison:
+    """The comparison of what was found; BadArgument if no algorithm could be tried."""
+    left_out = {name: why for name, why in found.items() if isinstance(why, str)}
+    results = {name: r for name, r in found.items() if not isinstance(r, str)}
     if not results:
         first = next(iter(left_out.values()), "no algorithm was named")
         raise BadArgument(f"{collective} on {topology.name}: {first}")

@@ -14,8 +14,10 @@ from math import log2
 
 import numpy as np
 
+from unisono.algorithms import schedule as make
 from unisono.errors import NotOffered, UsageError
 from unisono.schedule.collective import Ints
+from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 from unisono.simulate.candidates import schedule_for
 from unisono.simulate.conditions import SimulatedWorld
@@ -29,24 +31,102 @@ BYTES_A_MESSAGE = 320
 """What one costs the event simulation to the end: itself, its flow, its edges."""
 MOST_CHANGES = 1_000_000_000
 """Of rates, in one simulation by events: about a minute on one core."""
+MOST_TRANSFERS = 50_000_000
+"""In one simulation by events: minutes, where messages have many of them."""
 
 _LOOKED_AT = 1 << 12  # steps and worlds below this are never the trouble
 
 
-def fits(collective: str, algorithm: str, topology: Topology, segments: int) -> None:
-    """Refuse a schedule whose steps are too large, before the first one is made."""
-    grown, scale = topology.grown, topology.scale
-    if grown is None or scale <= 64 or topology.n < _LOOKED_AT:
+@dataclass(frozen=True)
+class Extent:
+    """How large a schedule is: transfers of its largest step, and of all steps.
+
+    `messages` are all data from one rank to another in one step, of all steps.
+    """
+
+    largest: float
+    transfers: float
+    messages: float
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Extent:
+        """Count a small one, step by step."""
+        largest = transfers = messages = 0
+        for step in schedule:
+            largest = max(largest, len(step))
+            transfers += len(step)
+            messages += np.unique(step.src * schedule.n + step.dst).size
+        return cls(largest, transfers, messages)
+
+    def grown(self, larger: Extent, times: float) -> Extent:
+        """As large as a law says that meets this one, and `larger` at twice its size.
+
+        `times` is how much larger than `larger` it is.
+        """
+        return Extent(
+            _law(self.largest, larger.largest, times),
+            _law(self.transfers, larger.transfers, times),
+            _law(self.messages, larger.messages, times),
+        )
+
+
+def _law(small: float, larger: float, times: float) -> float:
+    return larger * times ** max(0.0, log2(larger / small)) if small else larger
+
+
+def fits(
+    collective: str,
+    algorithm: str,
+    topology: Topology,
+    segments: int,
+    *,
+    events: bool = False,
+) -> None:
+    """Refuse a schedule that is too large, before the first step is made.
+
+    That is one whose largest step, or with `events` all of whose messages, would need
+    more memory than there is.
+    """
+    extent = _extent(collective, algorithm, topology, segments)
+    if extent is None:
         return
+    what = f"{algorithm} on {topology.name}"
+    enough(what, extent.largest * BYTES_A_TRANSFER, "closed")
+    if not events:
+        return
+    enough(f"{what}, events", extent.messages * BYTES_A_MESSAGE, "steps")
+    if extent.transfers > MOST_TRANSFERS:
+        raise NotOffered(
+            f"{what}: about {extent.transfers / 1e6:,.0f} million transfers; that "
+            "takes minutes by events: use fidelity='steps', or fewer ranks"
+        )
+
+
+def _extent(
+    collective: str, algorithm: str, topology: Topology, segments: int
+) -> Extent | None:
+    """What small worlds of the same shape say; None if there are none, or no need."""
+    scale = topology.scale if topology.grown else topology.n
+    if topology.n < _LOOKED_AT or scale <= 64:
+        return None
     try:
         small, larger = (
-            len(next(iter(schedule_for(collective, algorithm, grown(k), segments))))
+            Extent.of(_smaller(collective, algorithm, topology, segments, k))
             for k in (16, 32)
         )
-    except (UsageError, StopIteration):  # there is none so small: seen as steps come
-        return
-    transfers = larger * (scale / 32) ** max(0.0, log2(larger / small))
-    enough(f"{algorithm} on {topology.name}", transfers * BYTES_A_TRANSFER, "closed")
+    except UsageError:  # there is none so small: seen as steps come
+        return None
+    return small.grown(larger, scale / 32)
+
+
+def _smaller(
+    collective: str, algorithm: str, topology: Topology, segments: int, k: int
+) -> Schedule:
+    """The same on a smaller member of the family, or on fewer ranks if it has none."""
+    if topology.grown is not None:
+        return schedule_for(collective, algorithm, topology.grown(k), segments)
+    schedule = make(collective, algorithm, k)
+    return schedule.split(segments) if segments > 1 else schedule
 
 
 def enough(what: str, nbytes: float, instead: str) -> None:
