@@ -37,7 +37,7 @@ def test_simulate_shows_one_algorithm_and_size_in_detail(run, tmp_path):
     trace = tmp_path / "trace.json"
     code, out, _ = run(
         *("simulate", "-t", "switch:4", "-b", "1M", "--algorithm", "ring"),
-        *("--delay", "2=1ms", "--trace", str(trace)),
+        *("--delay", "2=1ms", "--fidelity", "events", "--trace", str(trace)),
     )
     assert code == 0
     assert "(events)" in out

@@ -360,9 +360,26 @@ def test_schedule_with_ranks_outside_its_world_is_refused(fidelity, src, dst, ch
         simulate(wrong, "switch:4", 8, fidelity)
 
 
-def test_auto_fidelity_uses_events_under_conditions():
+def test_auto_fidelity_depends_on_the_topology_alone():
+    """Another model must not come with a delay: it may change the time by half."""
     assert simulate("ring", "switch:4", 8).fidelity == "steps"
-    assert simulate("ring", "switch:4", 8, delays=[1e-3]).fidelity == "events"
+    assert simulate("ring", "switch:4", 8, delays=[1e-3]).fidelity == "steps"
+    streams = parse("switch:4").but(streams=True)
+    assert simulate("ring", streams, 8).fidelity == "events"
+
+
+@pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "all_to_all"])
+def test_tiny_changes_change_a_time_by_what_they_cost(collective):
+    where = parse("dgx-h100:2")
+    link = where.wiring.link_name(0)
+    for name in candidates(collective, where):
+        for nbytes in (4096, 1 << 24):
+            ask = {"collective": collective}
+            usual = simulate(name, where, nbytes, **ask).time
+            late = simulate(name, where, nbytes, **ask, delays={0: 1e-9}).time
+            assert usual - 1e-15 <= late <= usual + 2e-9, name
+            slow = simulate(name, where, nbytes, **ask, slow={link: 0.999999}).time
+            assert slow == pytest.approx(usual, rel=1e-5), name
 
 
 def test_one_rank_takes_no_time():

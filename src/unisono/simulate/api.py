@@ -49,9 +49,11 @@ def simulate(
     `what` is a schedule, or the name of an algorithm for `collective`; `nbytes` the
     size of one rank's buffer. "closed" is for any number of ranks and costs
     microseconds once the law is known; "steps" has link loads and a clock per rank;
-    "events" has max-min fair flows. "auto" takes events where delays, slow or failed
-    links are given (delays, slow or failed links) or goes in streams, unless that would
-    take minutes; the closed form above 16,384 ranks, steps else. `compute` is what the
+    "events" has max-min fair flows. "auto" depends on the topology alone, so that a
+    delay changes the time by what it costs and not by another model: events where
+    messages go in streams, unless that would take minutes; the closed form above 16,384
+    ranks (not with delays, slow or failed links, where steps gives the same); steps
+    else. Where ranks drift apart events is nearer to the truth. `compute` is what the
     ranks have to compute meanwhile, in seconds; a `Compute` also gives the share of
     speed that is left.
     """
@@ -174,9 +176,9 @@ def _fidelity(fidelity: str, topology: Topology, given: Conditions) -> str:
         raise unknown("fidelity", fidelity, FIDELITIES)
     if fidelity != "auto":
         return fidelity
-    if topology.streams or not given.usual:
+    if topology.streams:
         return "events"
-    large = topology.n > LARGE and topology.grown is not None
+    large = topology.n > LARGE and topology.grown is not None and given.usual
     return "closed" if large else "steps"
 
 
