@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "unisono.algorithms"
-_OURS = ("advice", "registry", "library")
+_OURS = ("advice", "choices", "registry", "library")
 _PAIR = re.compile(r"\+(?=[A-Za-z_])")
 _FILE = re.compile(r"(?P<path>.+?\.py)(?::(?P<params>.*))?")
 

@@ -13,9 +13,13 @@ import numpy as np
 
 from unisono.algorithms import library
 from unisono.algorithms import schedule as make
+from unisono.algorithms.choices import FLAT, chosen_from, spelled
 from unisono.errors import UsageError
 from unisono.schedule.schedule import Schedule
 from unisono.topology.topology import Topology
+
+MOST_CHOSEN = 128
+"""Up to so many ranks the runtime's hierarchies are all simulated, too."""
 
 
 def fitted(algorithm: str, topology: Topology) -> str:
@@ -53,7 +57,10 @@ def schedule_for(
 
 
 def candidates(collective: str, topology: Topology) -> list[str]:
-    """All algorithms, with their variants, that can be had on this topology."""
+    """All algorithms, with their variants, that can be had on this topology.
+
+    With those from files and entry points, and with what the runtime chooses from.
+    """
     names: dict[str, None] = {}
     for (what, _), algorithm in library().items():
         if what != collective:
@@ -63,7 +70,19 @@ def candidates(collective: str, topology: Topology) -> list[str]:
             full = {**algorithm.params, **variant}
             if algorithm.supports(topology.n, **full) and _made(what, name, topology):
                 names[name] = None
+    for name in _chosen(collective, topology):
+        if name not in names and _made(collective, name, topology):
+            names[name] = None
     return list(names)
+
+
+def _chosen(collective: str, topology: Topology) -> list[str]:
+    """What the runtime would choose from; there are too many for a large world."""
+    if not 1 < topology.n <= MOST_CHOSEN:
+        return []
+    hosts = tuple(topology.wiring.host.tolist())
+    stacked = [spelled(*choice) for choice in chosen_from(collective, hosts)]
+    return [*FLAT[collective], *stacked]
 
 
 def _made(collective: str, name: str, topology: Topology) -> bool:

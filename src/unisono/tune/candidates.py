@@ -16,10 +16,10 @@ import numpy as np
 
 from unisono.algorithms import library
 from unisono.algorithms import schedule as make
+from unisono.algorithms.choices import FLAT, ON_TWO_LEVELS
 from unisono.algorithms.hierarchical import telling
 from unisono.algorithms.registry import Algorithm, Param
 from unisono.errors import UsageError
-from unisono.runtime.plan.select import FLAT, ON_TWO_LEVELS
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.schedule import Schedule
 

@@ -6,10 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import unisono
+from unisono.algorithms.choices import FLAT, ON_TWO_LEVELS
 from unisono.errors import BadArgument
 from unisono.runtime.plan import predict
 from unisono.runtime.plan.plans import lowered
-from unisono.runtime.plan.select import FLAT, ON_TWO_LEVELS, AlgorithmChoice, choose
+from unisono.runtime.plan.select import AlgorithmChoice, choose
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.traffic import traffic
 from unisono.testing import world

@@ -22,12 +22,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from unisono.algorithms import schedule as make_schedule
-from unisono.algorithms.hierarchical import telling
+from unisono.algorithms.choices import chosen_from, on_two_levels, spelled
 from unisono.errors import BadArgument, NotOffered, UnsupportedWorld
 from unisono.runtime.plan.predict import predicted, step_costs
 from unisono.runtime.plan.tuned import Tuned, TunedRow
@@ -64,45 +64,10 @@ SHARED_OUT_FROM = 32 << 10
 _RUNNER_UP = {"gather": "tree", "scatter": "tree", "barrier": "dissemination"}
 
 
-FLAT = {
-    "broadcast": ("naive", "tree", "direct+direct", "chain"),
-    "reduce": ("naive", "tree", "direct+direct", "chain"),
-    "scatter": ("direct", "tree"),
-    "gather": ("direct", "tree"),
-    "all_gather": ("direct", "recursive_doubling", "ring"),
-    "reduce_scatter": ("direct", "halving_doubling", "ring"),
-    "all_reduce": ("naive", "recursive_doubling", "direct", "rabenseifner", "ring"),
-    "all_to_all": ("direct", "direct:rotate", "bruck"),
-    "barrier": ("direct", "dissemination"),
-}
-"""The candidates where every rank has a host of its own."""
-
-ON_TWO_LEVELS = {
-    "broadcast": ("naive/naive", "naive/tree", "naive/chain:segments=1"),
-    "reduce": ("naive/naive", "naive/tree", "naive/chain:segments=1"),
-    "scatter": ("direct/direct", "direct/tree"),
-    "gather": ("direct/direct", "direct/tree"),
-    "all_gather": ("direct/direct", "direct/recursive_doubling", "direct/ring"),
-    "reduce_scatter": ("direct/direct", "direct/halving_doubling", "direct/ring"),
-    "all_reduce": (
-        "naive/naive",
-        "naive/recursive_doubling",
-        "direct/direct",
-        "direct/rabenseifner",
-        "direct/ring",
-    ),
-    "all_to_all": ("direct/direct", "direct/direct:rotate"),
-    "barrier": ("direct/direct", "direct/dissemination"),
-}
-"""The candidates where hosts have several ranks: inside a host / across hosts."""
-
 _INSIDE_FIRST = ("reduce", "gather", "reduce_scatter", "all_to_all")
 
 SIMILAR = 0.02
 """Predicted times closer than this are equal: then fewer steps win."""
-
-SEGMENTS = 1, 2, 4, 8
-"""Numbers of segments of a call across hosts; all_to_all and barrier have one."""
 
 
 def choose(
@@ -189,7 +154,7 @@ def _on_one_host(collective: str, nbytes: int, n: int) -> AlgorithmChoice:
 def _across_hosts(
     collective: str, nbytes: int, hosts: tuple[int, ...]
 ) -> AlgorithmChoice:
-    return _quickest(collective, nbytes, hosts, list(_candidates(collective, hosts)))
+    return _quickest(collective, nbytes, hosts, list(chosen_from(collective, hosts)))
 
 
 @lru_cache(maxsize=1024)
@@ -197,15 +162,7 @@ def quickest(
     collective: str, nbytes: int, hosts: tuple[int, ...], by: tuple[str, ...]
 ) -> AlgorithmChoice:
     """The fastest hierarchical algorithm, by these algorithms inside and across."""
-    return _quickest(collective, nbytes, hosts, list(_on_two_levels(hosts, by)))
-
-
-def _on_two_levels(
-    hosts: tuple[int, ...], some: tuple[str, ...], cuts: tuple[int, ...] = SEGMENTS
-) -> Iterator[tuple[str, int]]:
-    placement = telling(hosts)
-    for by in some:
-        yield from ((f"hierarchical:{placement},by={by}", cut) for cut in cuts)
+    return _quickest(collective, nbytes, hosts, list(on_two_levels(hosts, by)))
 
 
 def _quickest(
@@ -231,22 +188,7 @@ def _quickest(
     )
     second = min(others, key=times.__getitem__)
     both = times[chosen], times[second]
-    return AlgorithmChoice(_spelled(*chosen), why, _spelled(*second), "model", *both)
-
-
-def _candidates(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, int]]:
-    """Candidate algorithms and their numbers of segments."""
-    if len(set(hosts)) == len(hosts):
-        yield from ((algorithm, 1) for algorithm in FLAT[collective])
-        return
-    cuts = (1,) if collective in ("all_to_all", "barrier") else SEGMENTS
-    yield from _on_two_levels(hosts, ON_TWO_LEVELS[collective], cuts)
-    if collective in ("all_to_all", "scatter", "gather"):
-        yield "direct", 1
-
-
-def _spelled(algorithm: str, segments: int) -> str:
-    return algorithm if segments == 1 else f"{algorithm},segments={segments}"
+    return AlgorithmChoice(spelled(*chosen), why, spelled(*second), "model", *both)
 
 
 def _describe_hosts(hosts: tuple[int, ...]) -> str:
