@@ -1,0 +1,198 @@
+"""`synthesize`: a collective and a topology in, a schedule made for it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import numpy as np
+
+from unisono.errors import BadTopology, NotOffered
+from unisono.schedule.collective import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    REDUCE,
+    REDUCE_SCATTER,
+    Collective,
+    Contract,
+)
+from unisono.schedule.collective import (
+    collective as find_collective,
+)
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.step import Step, copy_step
+from unisono.simulate.conditions import Conditions, SimulatedWorld
+from unisono.synthesize.network import Network
+from unisono.synthesize.packing import Tree, pack
+from unisono.synthesize.rate import (
+    Plan,
+    best_free_rate,
+    best_rate,
+    every_rank,
+    whole_free_trees,
+    whole_trees,
+)
+from unisono.synthesize.splitting import without_switches
+from unisono.topology import Topology, parse
+
+NAME = "synthesized"
+OFFERED = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE)
+"""The collectives that are made of trees."""
+
+
+@dataclass(frozen=True, eq=False)
+class Synthesis:
+    """A schedule, and how near it is to what trees can reach at best.
+
+    `least` is the time per byte of the best trees, by the cut that decides; `reached`
+    that of the busiest link of the schedule, counted along the topology's routes. Both
+    leave latencies out. `trees` carry the data from their roots, or to them.
+    """
+
+    schedule: Schedule
+    topology: Topology
+    trees: tuple[Tree, ...]
+    least: float
+    reached: float
+
+    @property
+    def optimum(self) -> float:
+        """The part of the best rate that is reached."""
+        return self.least / self.reached if self.reached else 1.0
+
+    @property
+    def depth(self) -> int:
+        """The links from a root to the farthest rank."""
+        return max((max(tree.depths(), default=0) for tree in self.trees), default=0)
+
+
+def synthesize(
+    collective: str,
+    topology: Topology | str,
+    *,
+    root: int = 0,
+    slow: Mapping[str, float] | None = None,
+    failed: Sequence[str] = (),
+) -> Synthesis:
+    """Make a schedule for this topology, as fast as trees can be for large buffers.
+
+    `slow` and `failed` are links with a part of their bandwidth or none, as `simulate`
+    takes them.
+    """
+    what = find_collective(collective)
+    if what not in OFFERED:
+        names = ", ".join(one.name for one in OFFERED)
+        raise NotOffered(
+            f"{what.name} cannot be made of spanning trees; synthesis offers {names}"
+        )
+    where = parse(topology) if isinstance(topology, str) else topology
+    root = Contract(what, where.n, root, what.chunk_multiple(where.n)).root
+    world = SimulatedWorld.of(where, Conditions(slow=dict(slow or {}), failed=failed))
+    if where.n == 1:
+        alone = Schedule(what, 1, 1, lambda: (), name=NAME)
+        return Synthesis(alone, where, (), 0.0, 0.0)
+    network = Network.of(world)
+    from_root = root if what.rooted else None
+    if what in (REDUCE, REDUCE_SCATTER):
+        trees, least = _forest(network.backwards(), from_root)
+        down = BROADCAST if what is REDUCE else ALL_GATHER
+        schedule = distribute(down, network.n, trees, root).mirror()
+    elif what is not ALL_REDUCE:
+        trees, least = _forest(network, from_root)
+        schedule = distribute(what, network.n, trees, root)
+    elif network.symmetric:
+        trees, least = _free_forest(network)
+        schedule = up_and_down(network.n, trees)
+    else:
+        trees, least = _forest(network, None)
+        up, least_up = _forest(network.backwards(), None)
+        first = distribute(ALL_GATHER, network.n, up).mirror()
+        schedule = first.then(distribute(ALL_GATHER, network.n, trees))
+        least += least_up
+    schedule = schedule.but(
+        name=NAME,
+        about=f"Spanning trees packed for {where.name}: links carry what they can.",
+    )
+    return Synthesis(
+        schedule, where, tuple(trees), least, busiest_link(schedule, world)
+    )
+
+
+def _forest(network: Network, root: int | None) -> tuple[list[Tree], float]:
+    """Trees of equally many for each root, and the least time per byte of a buffer."""
+    weights = list(every_rank(network.n, root))
+    rate = best_rate(network, weights)
+    trees = _packed(network, whole_trees(network, weights, rate))
+    return trees, float(1 / (rate * sum(weights)))
+
+
+def _free_forest(network: Network) -> tuple[list[Tree], float]:
+    """Trees for a sum up and its way down: of any roots, where that is faster."""
+    weights = [1] * network.n
+    rate = best_rate(network, weights)
+    even = rate * network.n
+    free = best_free_rate(network, even)
+    plan = whole_free_trees(network, free) if free > even * Fraction(101, 100) else None
+    if plan is None:
+        plan = whole_trees(network, weights, rate)
+    return _packed(network, plan), float(2 / max(free, even))
+
+
+def _packed(network: Network, plan: Plan) -> list[Tree]:
+    graph = without_switches(network, plan)
+    if graph is None:
+        raise BadTopology(
+            f"{network.name}: its switches cannot be replaced by routes from rank to "
+            "rank; expected switches with the same bandwidth in and out"
+        )
+    return pack(graph, plan.weights)
+
+
+def distribute(
+    what: Collective, n: int, trees: Sequence[Tree], root: int = 0
+) -> Schedule:
+    """All trees from their roots at once, a step for each depth; a chunk for each."""
+    steps = _down(trees)
+    count = sum(tree.times for tree in trees)
+    return Schedule(what, n, count, lambda: steps, root=root if what.rooted else 0)
+
+
+def up_and_down(n: int, trees: Sequence[Tree]) -> Schedule:
+    """Each chunk summed up on the way to the root of its tree, and handed out again."""
+    down = _down(trees)
+
+    def make() -> Iterator[Step]:
+        for step in reversed(down):
+            yield step.backwards(swap_kinds=True).named("reduce")
+        for step in down:
+            yield step.named("broadcast")
+
+    return Schedule(ALL_REDUCE, n, sum(tree.times for tree in trees), make)
+
+
+def _down(trees: Sequence[Tree]) -> list[Step]:
+    """Chunks are numbered in the order of the trees, which is that of their roots."""
+    rows: list[tuple[int, int, int, int]] = []
+    first = 0
+    for tree in trees:
+        for (src, dst), depth in zip(tree.links, tree.depths(), strict=True):
+            rows += [(depth, first + i, src, dst) for i in range(tree.times)]
+        first += tree.times
+    table = np.array(sorted(rows), dtype=np.int64).reshape(-1, 4)
+    return [
+        copy_step(chunk=at[:, 1], src=at[:, 2], dst=at[:, 3])
+        for depth in np.unique(table[:, 0])
+        for at in [table[table[:, 0] == depth]]
+    ]
+
+
+def busiest_link(schedule: Schedule, world: SimulatedWorld) -> float:
+    """The seconds that the busiest link needs for a buffer of one byte."""
+    load = np.zeros(world.bandwidth.size)
+    for step in schedule:
+        src, dst, _, _, _ = step.flat()
+        links = world.route(src, dst) % load.size
+        load += np.bincount(links.ravel(), minlength=load.size)
+    return float((load[:-1] / world.bandwidth[:-1]).max()) / schedule.num_chunks

@@ -1,0 +1,102 @@
+"""A synthesized schedule as an algorithm file, which `--algorithm FILE` takes.
+
+The file is Python and has the trees as plain numbers. So it can be read, verified, run
+and sent to other hosts as any algorithm of one's own. A schedule of other steps than
+trees up or down has its steps in the file instead.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from unisono.errors import BadArgument
+from unisono.schedule.files import save as save_schedule
+from unisono.synthesize.api import Synthesis
+
+SUFFIXES = (".py", ".json", ".npz")
+
+_HEAD = '''"""{title}: a schedule for one topology.
+
+Made by `unisono synthesize` for {topology}. The busiest link reaches {optimum:.1%} of
+the rate that the best spanning trees have there.
+"""
+
+from collections.abc import Iterator
+
+from unisono.algorithms import algorithm
+from unisono.algorithms.registry import Requirement
+from unisono.schedule import Step, copy_step, reduce_step
+
+RANKS = {n}
+CHUNKS = {chunks}
+STEPS = (
+{steps}
+)
+"""For each step: its phase, whether it reduces, chunks, senders, receivers."""
+
+
+@algorithm(chunks=CHUNKS, needs=Requirement("{n}", lambda n, **_: n == RANKS))
+def {collective}({taken}) -> Iterator[Step]:
+    """Spanning trees packed for {topology}."""
+{refusal}    for phase, reduces, chunk, src, dst in STEPS:
+        made = reduce_step if reduces else copy_step
+        yield made(chunk=chunk, src=src, dst=dst).named(phase)
+'''
+
+_REFUSAL = """    if root != {root}:
+        raise BadArgument("this file has the schedule for root {root} alone")
+"""
+
+
+def save(made: Synthesis, path: str | os.PathLike[str]) -> None:
+    """Write the schedule as an algorithm file (.py), or as data (.json, .npz)."""
+    target = Path(path)
+    if target.suffix not in SUFFIXES:
+        raise BadArgument(
+            f"{target}: a synthesized schedule is saved as .py, for --algorithm, or "
+            "as .json or .npz"
+        )
+    if target.suffix != ".py":
+        save_schedule(made.schedule, target)
+        return
+    if not target.parent.is_dir():
+        raise BadArgument(f"{target}: there is no such folder")
+    target.write_text(as_source(made), encoding="utf-8")
+
+
+def as_source(made: Synthesis) -> str:
+    """The text of the algorithm file."""
+    schedule = made.schedule
+    rows = []
+    for step in schedule:
+        src, dst, chunk, mask, _ = step.flat()
+        columns = ",\n        ".join(str(c.tolist()) for c in (chunk, src, dst))
+        rows.append(
+            f"    (\n        {step.phase!r},\n        {bool(mask.all())},\n"
+            f"        {columns},\n    ),"
+        )
+    rooted = schedule.collective.rooted
+    text = _HEAD.format(
+        title=schedule.collective.name,
+        topology=_plain(made.topology.name),
+        optimum=made.optimum,
+        n=schedule.n,
+        chunks=schedule.num_chunks,
+        steps="\n".join(rows),
+        collective=schedule.collective.name,
+        taken=f"n: int, root: int = {schedule.root}" if rooted else "n: int",
+        refusal=_REFUSAL.format(root=schedule.root) if rooted else "",
+    )
+    if rooted:
+        text = text.replace(
+            "from unisono.schedule import",
+            "from unisono.errors import BadArgument\nfrom unisono.schedule import",
+            1,
+        )
+    return text
+
+
+def _plain(name: str) -> str:
+    """A topology's name as it can stand in a docstring."""
+    return "".join(c for c in name if c.isprintable() and c not in '"\\')

@@ -1,0 +1,51 @@
+"""`unisono synthesize`, in this process."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from unisono.cli.app import run
+from unisono.errors import BadArgument
+
+SMALL = ["synthesize", "all_reduce", "-t", "torus:2x3", "--failed", "0-1", "-b", "16M"]
+
+
+def test_says_what_was_made_and_what_the_library_has(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "mine.py"
+    assert run([*SMALL, "-o", str(file)]) == 0
+    text = capsys.readouterr().out
+    assert "all_reduce on torus:2x3, 6 ranks" in text
+    assert "optimum    100.0%" in text
+    assert "times as long" in text
+    assert "wrote" in text
+    assert run(["verify", str(file), "-n", "6"]) == 0
+    simulated = ["simulate", "all_reduce", "-t", "torus:2x3", "-b", "1M"]
+    assert run([*simulated, "--algorithm", str(file), "--failed", "0-1"]) == 0
+    assert "all_reduce by mine" in capsys.readouterr().out
+
+
+def test_json_has_the_same_facts(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([*SMALL, "--slow", "1-2=0.5", "--alone", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["verified"] is True
+    assert facts["n"] == 6
+    assert 0.98 <= facts["optimum"] <= 1.0
+    assert facts["reached"] >= facts["least"] > 0
+    assert facts["time"] >= facts["reached"] * facts["size"]
+    assert "library" not in facts
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-o", "mine.xml"], "expected one of .py"),
+        (["--slow", "0-1=half"], "'half' is not a number"),
+        (["--failed", "7-9"], "no such link"),
+    ],
+)
+def test_wrong_words_are_refused(words: list[str], why: str) -> None:
+    with pytest.raises(BadArgument, match=why):
+        run(["synthesize", "all_reduce", "-t", "ring:4", *words])
