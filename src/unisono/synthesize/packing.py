@@ -1,11 +1,11 @@
 """Trees that share links: as many as were planned, none carrying more than it can.
 
-One tree after the other grows from its root. Two simple ways are tried first, each for
-a whole tree: near to the root, and over the links that have most left. A tree stays if
-all trees that are still to come fit into what is left. If none of these does, the tree
-grows a link at a time, and each link is taken only if the others still fit then; a flow
-tells for how many equal trees at once. By Edmonds' theorem there is always such a link,
-so no tree is ever taken back.
+Trees grow from their roots. Simple rules are tried first, which do not look ahead: near
+to the root, over the links with most left, over the widest links. Their trees stay if
+all that are still to come fit into what they leave; if not, fewer are tried at once.
+Where no simple tree fits, one grows a link at a time, and each link is taken only if
+the others still fit then; a flow tells for how many equal trees at once. By Edmonds'
+theorem there is always such a link, so this ends.
 """
 
 from __future__ import annotations
@@ -38,50 +38,83 @@ def pack(graph: Capacities, weights: list[int]) -> list[Tree]:
     """`weights[i]` spanning trees from each root i, together within the capacities."""
     left = [dict(row) for row in graph]
     waiting = list(weights)
-    trees = []
-    for root in range(len(weights)):
-        while waiting[root]:
-            tree = _simple(left, waiting, root, graph)
-            trees.append(tree or _grow(left, waiting, root))
-    return trees
+    trees: list[Tree] = []
+    batch = sum(weights)
+    while any(waiting):
+        batch = min(batch, sum(waiting))
+        some = _simple(left, waiting, graph, batch)
+        if some:
+            trees += some
+            batch *= 2
+        elif batch > 1:
+            batch //= 4
+        else:
+            root = next(r for r, much in enumerate(waiting) if much)
+            trees.append(_grow(left, waiting, root))
+        batch = max(batch, 1)
+    return sorted(trees, key=lambda tree: tree.root)
+
+
+Rule = Callable[[int, float, int], tuple[float, ...]]
+"""From depth, share that is left, and class of width of a link to its place."""
+
+_RULES: tuple[Rule, ...] = (
+    lambda depth, left, width: (-width, depth, -left),
+    lambda depth, left, width: (depth, -left, -width),
+    lambda depth, left, width: (-left, depth, -width),
+)
 
 
 def _simple(
-    left: Capacities, waiting: list[int], root: int, whole: Capacities
-) -> Tree | None:
-    """A tree found without looking ahead, if the others fit beside it."""
+    left: Capacities, waiting: list[int], whole: Capacities, batch: int
+) -> list[Tree]:
+    """Up to `batch` trees found without looking ahead, if the others fit beside."""
+    for rule in _RULES:
+        now, still = [dict(row) for row in left], list(waiting)
+        trees = _greedy(now, still, whole, batch, rule)
+        if trees and feasible(now, still):
+            left[:], waiting[:] = now, still
+            return trees
+    return []
 
-    def near(parent: int, child: int, depth: int) -> tuple[float, float]:
-        return depth, -left[parent][child] / whole[parent][child]
 
-    def wide(parent: int, child: int, depth: int) -> tuple[float, float]:
-        return -left[parent][child] / whole[parent][child], depth
-
-    for rule in (near, wide):
-        times = waiting[root]
-        while times:
-            links = _spanning(left, root, times, rule)
-            if links and _fits(left, waiting, root, times, links):
-                return Tree(root, times, tuple(links))
-            times //= 2
-    return None
+def _greedy(
+    left: Capacities, waiting: list[int], whole: Capacities, batch: int, rule: Rule
+) -> list[Tree]:
+    """Trees by one rule, taken from what is left; none if a tree finds no links."""
+    trees: list[Tree] = []
+    while batch > 0 and any(waiting):
+        for root in [r for r, much in enumerate(waiting) if much]:
+            times = waiting[root]
+            links = _spanning(left, root, times, whole, rule)
+            while not links and times > 1:
+                times //= 2
+                links = _spanning(left, root, times, whole, rule)
+            if not links:
+                return []
+            for a, b in links:
+                _take(left, a, b, times)
+            waiting[root] -= times
+            trees.append(Tree(root, times, tuple(links)))
+            batch -= times
+            if batch <= 0:
+                break
+    return trees
 
 
 def _spanning(
-    left: Capacities,
-    root: int,
-    times: int,
-    rule: Callable[[int, int, int], tuple[float, float]],
+    left: Capacities, root: int, times: int, whole: Capacities, rule: Rule
 ) -> list[tuple[int, int]]:
     """Links that reach all ranks, the first by `rule` first; none if they do not."""
     depth = {root: 0}
     links: list[tuple[int, int]] = []
-    queue: list[tuple[tuple[float, float], int, int]] = []
+    queue: list[tuple[tuple[float, ...], int, int]] = []
 
     def offer(parent: int) -> None:
         for child, much in left[parent].items():
             if much >= times and child not in depth:
-                key = rule(parent, child, depth[parent])
+                width = whole[parent][child]
+                key = rule(depth[parent], much / width, width.bit_length() // 2)
                 heapq.heappush(queue, (key, parent, child))
 
     offer(root)
@@ -92,25 +125,6 @@ def _spanning(
             links.append((parent, child))
             offer(child)
     return links if len(depth) == len(left) else []
-
-
-def _fits(
-    left: Capacities,
-    waiting: list[int],
-    root: int,
-    times: int,
-    links: list[tuple[int, int]],
-) -> bool:
-    """Take the tree if the others fit into what it leaves."""
-    for a, b in links:
-        _take(left, a, b, times)
-    waiting[root] -= times
-    if feasible(left, waiting):
-        return True
-    for a, b in links:
-        left[a][b] = left[a].get(b, 0) + times
-    waiting[root] += times
-    return False
 
 
 def _grow(left: Capacities, waiting: list[int], root: int) -> Tree:
