@@ -40,6 +40,7 @@ PAGES = (
     Page("goal", "GOAL", "unisono.interop.goal"),
     Page("topology", "Topologies", "unisono.topology"),
     Page("simulate", "Simulation", "unisono.simulate"),
+    Page("synthesize", "Synthesis", "unisono.synthesize"),
     Page("tune", "Tuning", "unisono.tune"),
     Page("trace", "Traces", "unisono.trace"),
     Page("testing", "Testing", "unisono.testing"),

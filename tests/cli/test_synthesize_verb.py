@@ -49,3 +49,11 @@ def test_json_has_the_same_facts(capsys: pytest.CaptureFixture[str]) -> None:
 def test_wrong_words_are_refused(words: list[str], why: str) -> None:
     with pytest.raises(BadArgument, match=why):
         run(["synthesize", "all_reduce", "-t", "ring:4", *words])
+
+
+def test_says_why_the_optimum_is_not_reached(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["synthesize", "all_gather", "-t", "dragonfly:3x2x2", "-b", "1M", "--alone"]
+    assert run([*words, "--segments", "2"]) == 0
+    assert "leave the rest unused" in capsys.readouterr().out

@@ -21,6 +21,7 @@ MODULES = [
     "unisono.parallel",
     "unisono.schedule",
     "unisono.simulate",
+    "unisono.synthesize",
     "unisono.testing",
     "unisono.topology",
     "unisono.trace",

@@ -18,6 +18,8 @@ from unisono.synthesize import synthesize as make
 from unisono.tune import topology_named
 from unisono.units import format_bandwidth, format_bytes, format_seconds, parse_bytes
 
+_NEAR = 0.98
+
 
 def synthesize(
     collective: str = "all_reduce",
@@ -147,6 +149,11 @@ def _print(facts: dict[str, object]) -> None:
     best, reached = (format_bandwidth(1 / r) if r else "no limit" for r in rates)
     print_text(f"  cuts allow {best} of a buffer; the busiest link gives {reached}")
     print_text(f"  optimum    {float(str(facts['optimum'])):.1%}")
+    if float(str(facts["optimum"])) < _NEAR:
+        print_text(
+            "             the topology's routes, or links with no common measure, "
+            "leave the rest unused"
+        )
     took = format_seconds(float(str(facts["synthesis_seconds"])))
     print_text(f"  verified   made in {took}")
     print_text(f"  simulated  {format_bytes(size)} in {format_seconds(seconds)}")

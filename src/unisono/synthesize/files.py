@@ -15,6 +15,7 @@ from unisono.schedule.files import save as save_schedule
 from unisono.synthesize.api import Synthesis
 
 SUFFIXES = (".py", ".json", ".npz")
+"""The kinds of files that `save` writes."""
 
 _HEAD = '''"""{title}: a schedule for one topology.
 
