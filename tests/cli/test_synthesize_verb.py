@@ -57,3 +57,8 @@ def test_says_why_the_optimum_is_not_reached(
     words = ["synthesize", "all_gather", "-t", "dragonfly:3x2x2", "-b", "1M", "--alone"]
     assert run([*words, "--segments", "2"]) == 0
     assert "leave the rest unused" in capsys.readouterr().out
+
+
+def test_one_rank_has_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["synthesize", "all_reduce", "-t", "ring:1", "-b", "1K"]) == 0
+    assert "times as long" not in capsys.readouterr().out

@@ -38,6 +38,7 @@ FILES = {
     "line": 'ranks = 6\nname = "line"\n' + _pairs([(i, i + 1) for i in range(5)]),
     "hypercube": 'ranks = 8\nname = "hypercube"\n'
     + _pairs([(i, i ^ 1 << b) for i in range(8) for b in range(3) if not i >> b & 1]),
+    "leaves": 'ranks = 4\nname = "leaves"\n' + _pairs([(0, 1), (0, 2), (0, 3)]),
     "islands": 'ranks = 8\nname = "islands"\n'
     + _pairs(list(combinations(range(4), 2)) + list(combinations(range(4, 8), 2)))
     + _pairs([(0, 4)], "middle")
@@ -72,7 +73,15 @@ NAMED: dict[str, tuple[str, tuple[str, ...]]] = {
     "cloud": ("cloud:2x4", ()),
 }
 ALL = [*FILES, *NAMED]
-QUICK = ("line", "islands", "star", "one way", "torus, one link failed", "cloud")
+QUICK = (
+    "line",
+    "leaves",
+    "islands",
+    "star",
+    "one way",
+    "torus, one link failed",
+    "cloud",
+)
 
 
 @pytest.fixture

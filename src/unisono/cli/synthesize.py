@@ -157,7 +157,7 @@ def _print(facts: dict[str, object]) -> None:
     took = format_seconds(float(str(facts["synthesis_seconds"])))
     print_text(f"  verified   made in {took}")
     print_text(f"  simulated  {format_bytes(size)} in {format_seconds(seconds)}")
-    if "library" in facts:
+    if "library" in facts and seconds:
         other = float(str(facts["library_time"]))
         parts = facts["library_segments"]
         cut = f" in {parts} segments" if parts != 1 else ""

@@ -31,6 +31,8 @@ from unisono.synthesize.rate import (
     best_free_rate,
     best_rate,
     every_rank,
+    narrowest_cut,
+    region_rate,
     whole_free_trees,
     whole_trees,
 )
@@ -44,11 +46,12 @@ OFFERED = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE)
 
 @dataclass(frozen=True, eq=False)
 class Synthesis:
-    """A schedule, and how near it is to what trees can reach at best.
+    """A schedule, and how near it is to what cuts allow.
 
-    `least` is the time per byte of the best trees, by the cut that decides; `reached`
-    that of the busiest link of the schedule, counted along the topology's routes. Both
-    leave latencies out. `trees` carry the data from their roots, or to them.
+    `least` is the time per byte that the cuts of the topology leave at least; trees
+    from all roots or from one reach it, those of an all_reduce nearly always. `reached`
+    is that of the busiest link of the schedule, counted along the topology's routes.
+    Both leave latencies out. `trees` carry the data from their roots, or to them.
     """
 
     schedule: Schedule
@@ -103,14 +106,15 @@ def synthesize(
         trees, least = _forest(network, from_root)
         schedule = distribute(what, network.n, trees, root)
     elif network.symmetric:
-        trees, least = _free_forest(network)
-        schedule = up_and_down(network.n, trees)
+        least = least_sum(network)
+        made = [(trees, up_and_down(network.n, trees)) for trees in _sums(network)]
+        trees, schedule = min(made, key=lambda one: busiest_link(one[1], world))
     else:
         trees, least = _forest(network, None)
-        up, least_up = _forest(network.backwards(), None)
+        up, _ = _forest(network.backwards(), None)
         first = distribute(ALL_GATHER, network.n, up).mirror()
         schedule = first.then(distribute(ALL_GATHER, network.n, trees))
-        least += least_up
+        least = least_sum(network)
     schedule = schedule.but(
         name=NAME,
         about=f"Spanning trees packed for {where.name}: links carry what they can.",
@@ -128,16 +132,29 @@ def _forest(network: Network, root: int | None) -> tuple[list[Tree], float]:
     return trees, float(1 / (rate * sum(weights)))
 
 
-def _free_forest(network: Network) -> tuple[list[Tree], float]:
-    """Trees for a sum up and its way down: of any roots, where that is faster."""
+def _sums(network: Network) -> Iterator[list[Tree]]:
+    """Trees for a sum up and its way down: of all roots, of any, and of one root.
+
+    Trees of one root go down over links that their way up leaves alone.
+    """
     weights = [1] * network.n
     rate = best_rate(network, weights)
     even = rate * network.n
     free = best_free_rate(network, even)
     plan = whole_free_trees(network, free) if free > even * Fraction(101, 100) else None
-    if plan is None:
-        plan = whole_trees(network, weights, rate)
-    return _packed(network, plan), float(2 / max(free, even))
+    yield _packed(network, plan or whole_trees(network, weights, rate))
+    graph = network.graph(network.scaled(1))
+    widest = max(range(network.n), key=lambda rank: sum(graph[rank].values()))
+    yield _forest(network, widest)[0]
+
+
+def least_sum(network: Network) -> float:
+    """The time per byte that no all_reduce can be below, by cuts.
+
+    A buffer's worth has to enter each set of ranks, which the way from one rank to all
+    tells. And each element crosses between regions twice for each but one of them.
+    """
+    return float(max(Fraction(1, narrowest_cut(network)), 2 / region_rate(network)))
 
 
 def _packed(network: Network, plan: Plan) -> list[Tree]:

@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".json", ".npz")
 _HEAD = '''"""{title}: a schedule for one topology.
 
 Made by `unisono synthesize` for {topology}. The busiest link reaches {optimum:.1%} of
-the rate that the best spanning trees have there.
+the rate that the cuts of the topology allow.
 """
 
 from collections.abc import Iterator

@@ -35,6 +35,7 @@ class Network:
 
     `routes` are the pairs of ranks with the links between them, none by way of a rank.
     `regions` are ways to part the nodes: all ranks apart, hosts apart; -1 is in none.
+    `reached` are the links of all routes, also those by way of ranks.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Network:
     bandwidth: tuple[int, ...]
     routes: dict[tuple[int, int], Path]
     regions: tuple[tuple[int, ...], ...] = ()
+    reached: frozenset[int] = frozenset()
 
     @classmethod
     def of(cls, world: SimulatedWorld) -> Network:
@@ -55,6 +57,7 @@ class Network:
                 f"{world.topology.name}: {n} ranks; schedules are synthesized for at "
                 f"most {MOST_RANKS}"
             )
+        routes, every = _routes(world)
         made = cls(
             world.topology.name,
             n,
@@ -62,8 +65,9 @@ class Network:
             tuple(wiring.links.src.tolist()),
             tuple(wiring.links.dst.tolist()),
             tuple(max(1, round(b)) for b in world.bandwidth[:-1].tolist()),
-            _direct_routes(world),
+            routes,
             tuple(_regions(wiring)),
+            every,
         )
         made._refuse_disconnected()
         return made
@@ -80,6 +84,7 @@ class Network:
             self.bandwidth,
             turned,
             self.regions,
+            self.reached,
         )
 
     @cached_property
@@ -115,15 +120,14 @@ class Network:
                 row[to] = row.get(to, 0) + much
         return graph
 
+    def whole_graph(self) -> Capacities:
+        """The nodes with the bandwidth of all links that any transfer takes."""
+        return self.graph({link: self.bandwidth[link] for link in self.reached})
+
     @cached_property
     def symmetric(self) -> bool:
         """Whether between any two nodes both directions carry the same."""
-        graph = self.graph(self.scaled(1))
-        return all(
-            graph[b].get(a) == much
-            for a, row in enumerate(graph)
-            for b, much in row.items()
-        )
+        return both_ways(self.graph(self.scaled(1)))
 
     def _refuse_disconnected(self) -> None:
         graph = self.graph(self.scaled(1))
@@ -136,6 +140,15 @@ class Network:
                 )
 
 
+def both_ways(graph: Capacities) -> bool:
+    """Whether both directions of every link carry the same."""
+    return all(
+        graph[b].get(a) == much
+        for a, row in enumerate(graph)
+        for b, much in row.items()
+    )
+
+
 def _regions(wiring: Wiring) -> Iterator[tuple[int, ...]]:
     apart = np.full(wiring.num_nodes, -1)
     apart[: wiring.n] = np.arange(wiring.n)
@@ -144,7 +157,10 @@ def _regions(wiring: Wiring) -> Iterator[tuple[int, ...]]:
             yield tuple(where.tolist())
 
 
-def _direct_routes(world: SimulatedWorld) -> dict[tuple[int, int], Path]:
+def _routes(
+    world: SimulatedWorld,
+) -> tuple[dict[tuple[int, int], Path], frozenset[int]]:
+    """The routes on which no third rank lies, and the links of all routes."""
     n = world.n
     src, dst = (side.ravel() for side in np.indices((n, n)))
     apart = src != dst
@@ -156,4 +172,4 @@ def _direct_routes(world: SimulatedWorld) -> dict[tuple[int, int], Path]:
         path = tuple(link for link in row if link >= 0)
         if all(ends[link] >= n for link in path[:-1]):
             routes[pair] = path
-    return routes
+    return routes, frozenset(table.ravel().tolist()) - {-1}

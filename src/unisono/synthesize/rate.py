@@ -11,6 +11,7 @@ each root are enough to come close to the rate.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,7 +24,7 @@ from unisono.synthesize.flow import (
     from_roots,
     in_order,
 )
-from unisono.synthesize.network import Network
+from unisono.synthesize.network import Network, both_ways
 
 MOST_CHUNKS = 1024
 """The most trees, and so chunks, of one schedule."""
@@ -128,7 +129,7 @@ def best_free_rate(network: Network, least: Fraction) -> Fraction:
     rate needs more roots than trees; by how many more shows where the next guess is.
     """
     graph = network.graph(network.scaled(1))
-    rate = min(_enters(graph, where) for where in network.regions)
+    rate = math.floor(region_rate(network))
     while rate > least * Fraction(1001, 1000):
         excess = sum(_roots(graph, network.n, rate)) - rate
         if excess <= 0:
@@ -138,7 +139,39 @@ def best_free_rate(network: Network, least: Fraction) -> Fraction:
     return least
 
 
-def _enters(graph: Capacities, where: tuple[int, ...]) -> int:
+def region_rate(network: Network) -> Fraction:
+    """The rate that no trees are above, whatever their roots, by regions known."""
+    graph = network.whole_graph()
+    bounds = [_enters(graph, where) for where in network.regions]
+    if both_ways(graph):
+        bounds.append(Fraction(sum(_isolating(graph, network.n)), network.n - 1))
+    return min(bounds)
+
+
+def narrowest_cut(network: Network) -> int:
+    """What the narrowest cut between rank 0 and another carries."""
+    graph = network.whole_graph()
+    source = [sum(graph[0].values()), *[0] * (network.n - 1)]
+    flows = (
+        Flow(from_roots(graph, source), len(graph), rank, source[0])
+        for rank in range(1, network.n)
+    )
+    return min(flow.value for flow in flows)
+
+
+def _isolating(graph: Capacities, n: int) -> Iterator[int]:
+    """For each rank, the narrowest cut that parts it from all others.
+
+    The smallest such sets of different ranks have no node in common, so they are
+    regions.
+    """
+    most = sum(much for row in graph for much in row.values())
+    for rank in range(n):
+        others = [0 if i == rank else most for i in range(n)]
+        yield Flow(from_roots(graph, others), len(graph), rank, most).value
+
+
+def _enters(graph: Capacities, where: tuple[int, ...]) -> Fraction:
     """The bound of regions: a tree enters each but that of its root."""
     into = sum(
         much
@@ -146,7 +179,7 @@ def _enters(graph: Capacities, where: tuple[int, ...]) -> int:
         for b, much in row.items()
         if where[b] not in (-1, where[a])
     )
-    return into // (len(set(where) - {-1}) - 1)
+    return Fraction(into, len(set(where) - {-1}) - 1)
 
 
 def _roots(graph: Capacities, n: int, total: int) -> list[int]:
