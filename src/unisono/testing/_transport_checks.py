@@ -355,11 +355,11 @@ def missing(ranks: Ranks) -> None:
 def killed(ranks: Ranks) -> None:
     """One rank is killed in the middle of a call: the others learn which."""
     comm = ranks.connect()
-    comm.barrier()
     victim = ranks.size - 1
-    if ranks.rank == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
     try:
+        comm.barrier()  # it may end there sooner than here
+        if ranks.rank == victim:
+            os.kill(os.getpid(), signal.SIGKILL)
         while True:
             comm.all_reduce(np.ones(1001))
     except PeerLost as error:
