@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import copy
-import importlib.util
 import json
 import time
 from pathlib import Path
@@ -23,12 +22,12 @@ from typing import Any
 import torch
 
 import unisono
+from benchmarks.convergence import GPT
 from unisono.cli._plot import pyplot, save, style
 from unisono.runtime.communicator import Communicator
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu_strategies.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "gpu_losses.svg"
-EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
 Found = dict[str, dict[str, Any]]
 
 
@@ -46,7 +45,7 @@ def main() -> None:
     if chosen.draw:
         draw(json.loads(RESULTS.read_text()))
         return
-    names = chosen.only.split(",") if chosen.only else list(_example().STRATEGIES)
+    names = chosen.only.split(",") if chosen.only else list(GPT.STRATEGIES)
     if chosen.dtype != "float32":
         names = [name for name in names if name != "onebit_adam"]
     how = chosen.steps, chosen.dtype, names
@@ -70,32 +69,22 @@ def main() -> None:
         chosen.json.write_text(json.dumps(every))
 
 
-def _example() -> Any:
-    spec = importlib.util.spec_from_file_location("train_gpt", EXAMPLE)
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
-
-def _model(example: Any, dtype: str) -> tuple[Any, Any]:
+def _model(dtype: str) -> tuple[Any, Any]:
     """The text and the network, the same for all."""
-    text = example.Text("many voices, one result; one word and many ways. " * 60)
+    text = GPT.Text("many voices, one result; one word and many ways. " * 60)
     torch.manual_seed(0)
-    return text, example.gpt(text.words).to(getattr(torch, dtype))
+    return text, GPT.gpt(text.words).to(getattr(torch, dtype))
 
 
 def alone(steps: int, dtype: str) -> list[float]:
     """The losses of one process without a strategy."""
-    example = _example()
-    text, net = _model(example, dtype)
-    optimizer = example.adam(net.parameters())
+    text, net = _model(dtype)
+    optimizer = GPT.adam(net.parameters())
     losses = []
     for number in range(steps):
         x, y = text.batch(number)
         optimizer.zero_grad()
-        loss = example.loss_of(net(x), y)
+        loss = GPT.loss_of(net(x), y)
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
@@ -106,17 +95,16 @@ def on_rank(
     comm: Communicator, device: str, steps: int, dtype: str, names: list[str]
 ) -> Found:
     """What this rank found for each strategy."""
-    example = _example()
     torch.set_num_threads(1)
     if device == "cuda":
         torch.cuda.set_device(comm.rank % torch.cuda.device_count())
-    text, net = _model(example, dtype)
+    text, net = _model(dtype)
     found: Found = {}
     for name in names:
         torch.manual_seed(1)  # for layers that the strategy makes
         group = comm.split(0)
         assert group is not None
-        step = example.STRATEGIES[name](copy.deepcopy(net).to(device), group)
+        step = GPT.STRATEGIES[name](copy.deepcopy(net).to(device), group)
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
         group.all_reduce(torch.zeros(1, device=device))  # on a GPU the ranks connect
@@ -129,7 +117,7 @@ def on_rank(
         found[name] = {
             "losses": losses,
             "step_s": sorted(times)[len(times) // 2],
-            "peak": example.peak_memory(device),
+            "peak": GPT.peak_memory(device),
             "sent": (group.sent_bytes - before) / steps,
         }
         group.close()

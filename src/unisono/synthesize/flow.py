@@ -96,6 +96,11 @@ class Flow:
 
 def reached(capacities: Capacities, sources: Iterable[int]) -> set[int]:
     """The nodes that can be reached from any of these."""
+    return set(_by_distance(capacities, sources))
+
+
+def _by_distance(capacities: Capacities, sources: Iterable[int]) -> list[int]:
+    """The nodes that can be reached from any of these, the nearest first."""
     order = list(sources)
     found = set(order)
     for at in order:
@@ -103,7 +108,7 @@ def reached(capacities: Capacities, sources: Iterable[int]) -> set[int]:
             if to not in found:
                 found.add(to)
                 order.append(to)
-    return found
+    return order
 
 
 def from_roots(capacities: Capacities, weights: list[int]) -> Capacities:
@@ -152,14 +157,8 @@ class Supply:
 
 def in_order(capacities: Capacities, n: int) -> list[int]:
     """The ranks, each near to one before."""
-    order, found = [0], {0}
-    for at in order:
-        for to in capacities[at]:
-            if to not in found:
-                found.add(to)
-                order.append(to)
-    ranks = [at for at in order if at < n]
-    return ranks + [rank for rank in range(n) if rank not in found]
+    ranks = [at for at in _by_distance(capacities, [0]) if at < n]
+    return ranks + sorted(set(range(n)) - set(ranks))
 
 
 def feasible(capacities: Capacities, weights: list[int]) -> bool:

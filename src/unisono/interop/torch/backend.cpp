@@ -23,7 +23,7 @@ Tensors flat(const Lists &lists) {
   return all;
 }
 
-// torch has a type of its own for it since 2.12 or 2.13.
+// torch 2.11 has no type of its own for it, 2.13 has.
 template <class Types> constexpr Types coalesced_reduce_scatter() {
   if constexpr (requires { Types::REDUCE_SCATTER_TENSOR_COALESCED; })
     return Types::REDUCE_SCATTER_TENSOR_COALESCED;

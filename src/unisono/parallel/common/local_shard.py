@@ -146,9 +146,9 @@ def load_full_optimizer_state(
     for name, values in full["state"].items():
         shard = by_name[name]
         optimizer.state[shard.param] = {
-            key: shard.local_part(value.view(shard.shape))
-            .clone()
-            .to(shard.param.device)
+            key: shard.local_part(value.view(shard.shape)).to(
+                shard.param.device, copy=True
+            )
             if isinstance(value, Tensor) and value.shape == _shape_in_state(shard)
             else _copied(value)
             for key, value in values.items()

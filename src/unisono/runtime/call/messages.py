@@ -16,7 +16,7 @@ from unisono.devices.arrays import DeviceArray, is_on_device, is_tensor
 from unisono.dtypes import numpy_dtype
 from unisono.errors import BadArgument
 from unisono.runtime.call.arguments import target_of
-from unisono.runtime.call.buffers import Buffer, readable
+from unisono.runtime.call.buffers import Buffer, buffer_of, copy_back, readable
 
 
 def outgoing(x: Any, settle: Callable[[], None]) -> Buffer:
@@ -37,21 +37,20 @@ def incoming(
     if not is_on_device(out):
         return target_of(out, "recv")
     if is_tensor(out):
-        torch = sys.modules["torch"]
-        room = torch.empty(out.shape, dtype=out.dtype)
+        room = sys.modules["torch"].empty(out.shape, dtype=out.dtype)
     else:
         _refuse_other_libraries(out, "recv")
         room = np.empty(out.shape, numpy_dtype(out.dtype))
 
     def finish(result: Any) -> Any:
-        if is_tensor(out):
-            out.detach().copy_(room)
-        else:
+        if isinstance(out, DeviceArray):
             settle()
             out.copy_from(room)
+        else:
+            copy_back(out, room)
         return result
 
-    return target_of(room, "recv")[0], finish
+    return buffer_of(room, "recv"), finish
 
 
 def _refuse_other_libraries(x: Any, name: str) -> None:
