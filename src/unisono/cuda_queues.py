@@ -36,9 +36,11 @@ def drop_inherited() -> None:
     Under MPS all processes share the queues, and a fourth one with all would get none.
     """
     by = os.environ.get(_REQUESTED_BY)
-    if by is not None and by != str(os.getpid()) and not _uses_cuda():
-        del os.environ[_REQUESTED_BY]
-        os.environ.pop(VARIABLE, None)
+    if by is None or by == str(os.getpid()) or _uses_cuda():
+        return
+    del os.environ[_REQUESTED_BY]
+    if os.environ.get(VARIABLE) == str(MOST):  # else somebody has decided since
+        del os.environ[VARIABLE]
 
 
 def count() -> int:

@@ -13,6 +13,7 @@ from unisono.errors import CollectiveTimeout
 from unisono.testing import world
 
 RANKS = 12
+REQUESTED_BY = "UNISONO_CUDA_QUEUES_OF"
 
 
 @pytest.fixture(autouse=True)
@@ -20,7 +21,9 @@ def _queues(monkeypatch):
     monkeypatch.setenv("UNISONO_EMULATED_QUEUES", "1")
     monkeypatch.setenv("UNISONO_CUDA_BLOCKS", "1")
     monkeypatch.setenv("UNISONO_EMULATED_THREADS", "1")
-    monkeypatch.delenv(cuda_queues.VARIABLE, raising=False)
+    # An earlier world of threads may have set them in this process.
+    for name in (cuda_queues.VARIABLE, REQUESTED_BY):
+        monkeypatch.delenv(name, raising=False)
 
 
 def makes_calls(comm):
@@ -105,11 +108,13 @@ def queues_of_a_rank(comm):
 
 
 def test_processes_do_not_inherit_what_was_set_for_threads(monkeypatch):
-    name, requested = "CUDA_DEVICE_MAX_CONNECTIONS", "UNISONO_CUDA_QUEUES_OF"
-    monkeypatch.setenv(name, "32")
-    monkeypatch.setenv(requested, str(os.getpid()))
+    monkeypatch.setenv(cuda_queues.VARIABLE, "32")
+    monkeypatch.setenv(REQUESTED_BY, str(os.getpid()))
     assert unisono.spawn(queues_of_a_rank, 2) == [None, None]
-    monkeypatch.delenv(requested)  # by the user
+    monkeypatch.setenv(cuda_queues.VARIABLE, "4")  # by the user, later
+    assert unisono.spawn(queues_of_a_rank, 2) == ["4", "4"]
+    monkeypatch.setenv(cuda_queues.VARIABLE, "32")
+    monkeypatch.delenv(REQUESTED_BY)
     assert unisono.spawn(queues_of_a_rank, 2) == ["32", "32"]
 
 
