@@ -49,6 +49,12 @@ TOGETHER = {
 }
 
 
+def pytest_configure(config):
+    import worker_crashes  # from support
+
+    worker_crashes.register(config)
+
+
 def is_quick(item):
     """Whether its parameters are among those that its markers `quick` name."""
     given = item.callspec.params if hasattr(item, "callspec") else {}
