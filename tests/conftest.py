@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 
 import pytest
@@ -77,23 +77,48 @@ def with_fewer_examples(test):
     test._hypothesis_internal_use_settings = settings(given, max_examples=fewer)
 
 
+DEAR_FIXTURES = {"docs", "built"}
+"""The site, the distributions: to make them takes ten seconds."""
+
+MOST_CASES = 6
+"""Of one function, in the quick suite, where no marker tells it."""
+
+
+def cases_of_functions(items):
+    """The quick tests of each function, in order."""
+    found = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("sweep") is None:
+            found[item.nodeid.partition("[")[0]].append(item)
+    return found.values()
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
 def pytest_collection_modifyitems(config, items):
     """Make a sweep of every test with parameters that are not among the quick ones.
 
-    Of a function's or a file's with the marker `one_in(k)`, all but every k-th are one.
+    So are all that need a dear fixture. Of a file's with the marker `one_in(k)`, all
+    but every k-th are one; and of one function's, all but a few that are evenly spread:
+    six, or `cases(k)`.
 
     Without sweeps, Hypothesis makes fewer examples; `make test-all` has it make all.
     """
     seen = Counter()
     for item in items:
-        quick = is_quick(item)
-        if quick and (of := next(item.iter_markers_with_node("one_in"), None)):
-            where, thinned = (item.function if of[0] is item else of[0]), of[1]
-            quick = seen[where] % thinned.args[0] == 0
-            seen[where] += 1
+        quick = is_quick(item) and not DEAR_FIXTURES.intersection(item.fixturenames)
+        if quick and (thinned := item.get_closest_marker("one_in")):
+            quick = seen[item.path] % thinned.args[0] == 0
+            seen[item.path] += 1
         if not quick:
             item.add_marker(pytest.mark.sweep)
+    for cases in cases_of_functions(items):
+        marker = cases[0].get_closest_marker("cases")
+        most = MOST_CASES if marker is None else marker.args[0]
+        step = max(1, len(cases) / most)
+        kept = {int(i * step) for i in range(most)}
+        for i, item in enumerate(cases):
+            if i not in kept:
+                item.add_marker(pytest.mark.sweep)
     if config.option.markexpr == "not sweep":
         made = {item.obj for item in items if item.get_closest_marker("hypothesis")}
         for test in made:

@@ -86,6 +86,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 SHORTER = {"train_gpt.py": ["--steps", "2"]}
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("example", EXAMPLES, ids=str)
 def test_every_example_runs(example, tmp_path):
     run_example(example, tmp_path, *SHORTER.get(example.name, []))

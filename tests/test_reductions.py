@@ -44,7 +44,6 @@ def test_native_core_is_first_and_numpy_last():
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize(("name", "op"), MEANINGFUL)
-@pytest.mark.one_in(2)
 def test_every_instruction_set_agrees_with_numpy_to_the_bit(name, op):
     rng = np.random.default_rng(1)
     for num_sources in (1, 2, 3, 4, 5, 8):

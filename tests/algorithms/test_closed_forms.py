@@ -163,7 +163,6 @@ LAWS = [
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-@pytest.mark.one_in(3)
 def test_cost_equals_the_closed_form(law):
     check(law)
 

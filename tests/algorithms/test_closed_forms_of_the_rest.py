@@ -133,7 +133,6 @@ LAWS = [
 
 
 @pytest.mark.parametrize("law", LAWS, ids=str)
-@pytest.mark.one_in(3)
 def test_cost_equals_the_closed_form(law):
     check(law)
 
@@ -241,6 +240,7 @@ BOUNDS: dict[str, Callable[[int], tuple[Number, Number]]] = {
 }
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("what", BOUNDS)
 def test_lower_bound_is_that_of_the_literature(what):
     for p in EVERY:

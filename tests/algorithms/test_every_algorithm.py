@@ -34,7 +34,6 @@ def fitting(what: str, name: str, worlds: Iterable[int]) -> Iterator[Schedule]:
 @pytest.mark.quick(few=[True])
 @few_worlds_or_all
 @every_variant
-@pytest.mark.one_in(3)
 def test_every_algorithm_keeps_its_contract_in_every_world(what, name, few):
     worlds = FEW_WORLDS if few and (what, name) in UNSHAPED else WORLDS
     proofs = [s.verify() for s in fitting(what, name, worlds)]
@@ -45,7 +44,6 @@ def test_every_algorithm_keeps_its_contract_in_every_world(what, name, few):
 @pytest.mark.quick(few=[True])
 @few_worlds_or_all
 @pytest.mark.parametrize(("what", "name"), as_cases(ROOTED))
-@pytest.mark.one_in(3)
 def test_every_algorithm_keeps_its_contract_for_every_root(what, name, few):
     worlds = list(fitting(what, name, FEW_WORLDS if few else SMALL_WORLDS))
     for at_zero in worlds or [next(fitting(what, name, WORLDS))]:
@@ -68,7 +66,6 @@ def test_world_of_one_rank_sends_nothing(what, name):
 
 
 @quick_variants
-@pytest.mark.one_in(4)
 def test_steps_are_the_same_in_every_iteration(what, name):
     first = next(fitting(what, name, (13, *WORLDS)))
     once, again = ([list(step) for step in first] for _ in range(2))

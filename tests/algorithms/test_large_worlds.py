@@ -34,6 +34,7 @@ else:
 """
 
 
+@pytest.mark.cases(2)
 @pytest.mark.timeout(600)
 @pytest.mark.quick(n=[1000], name=QUICK)
 @pytest.mark.parametrize(("what", "name", "n"), WORLDS)

@@ -50,7 +50,6 @@ def crossing(what: str, hosts: tuple[int, ...], by: str, root: int = 0) -> Traff
 @pytest.mark.parametrize("what", COLLECTIVES)
 @law
 @given(hosts=placements, segments=st.integers(1, 4), data=st.data())
-@pytest.mark.one_in(3)
 def test_hierarchical_keeps_its_contract_for_any_placement(what, hosts, segments, data):
     by = data.draw(st.sampled_from(BY.get(what, [""])))
     rooted = COLLECTIVES[what].rooted
@@ -108,6 +107,7 @@ def test_each_host_receives_only_chunks_it_lacks(hosts):
     assert to_all.leaving == pytest.approx(sizes * elsewhere)
 
 
+@pytest.mark.cases(2)
 @every_placement
 def test_one_copy_enters_each_other_host_for_every_root(hosts):
     n, sizes = len(hosts), np.bincount(hosts)

@@ -88,7 +88,6 @@ def test_algorithms_with_overlapping_windows_differ_unless_n_is_a_power_of_two(n
 
 
 @pytest.mark.parametrize("name", ALL_REDUCE)
-@pytest.mark.one_in(4)
 def test_float_sums_confirm_the_reported_consistency(name):
     for made in fitting("all_reduce", name, [2, 3, 4, 5, 7, 8, 9, 12, 13]):
         ends = played(made)
@@ -107,7 +106,6 @@ def test_sums_in_one_step_are_taken_in_rank_order(name, n):
 @few_are_quick
 @few_worlds_or_all
 @pytest.mark.parametrize(("what", "name"), ADDING)
-@pytest.mark.one_in(4)
 def test_depth_is_between_that_of_the_flattest_tree_and_that_of_a_chain(
     what, name, worlds
 ):

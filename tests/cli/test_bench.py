@@ -171,6 +171,7 @@ def test_rows_are_aligned_with_their_headers(bench):
         assert row[end : end + 1] in (" ", "")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
 def test_every_collective_is_measured_and_correct(bench, n):
     code, out, _ = bench("all", "-n", str(n), "-b", "100", *BIG, *QUICK)
@@ -224,7 +225,6 @@ def test_data_in_the_wrong_place_is_detected():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("op", ["sum", "prod"])
 @pytest.mark.parametrize("n", [1, 2, 5, 33])
-@pytest.mark.one_in(4)
 def test_inputs_add_up_exactly_in_any_order(dtype, op, n):
     case = Case("all_reduce", n, inputs.PERIOD, dtype, op)
     xs = [np.empty(case.count, numpy_dtype(dtype)) for _ in range(n)]
@@ -542,6 +542,7 @@ def test_processes_measure_shared_buffers_and_named_algorithms(capsys):
     assert [r["algorithm"] for r in result["results"]] == ["ring", "direct"] * 2
 
 
+@pytest.mark.sweep
 def test_ctrl_c_ends_the_processes_and_prints_the_rest(running, tmp_path):
     file = tmp_path / "b.json"
     process, pids = running(*LONG, "-J", str(file))
@@ -554,12 +555,14 @@ def test_ctrl_c_ends_the_processes_and_prints_the_rest(running, tmp_path):
     assert gone(pids)
 
 
+@pytest.mark.sweep
 def test_ranks_end_when_the_driver_is_killed(running):
     process, pids = running(*LONG)
     process.kill()
     assert gone(pids)
 
 
+@pytest.mark.sweep
 def test_killed_rank_is_a_one_line_error(running):
     process, pids = running(*LONG)
     os.kill(pids[1], signal.SIGKILL)

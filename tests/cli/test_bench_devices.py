@@ -114,6 +114,7 @@ def test_all_algorithms_are_rows(result_of):
     assert [r["algorithm"] for r in named["results"]] == ["ring:both", "direct"]
 
 
+@pytest.mark.sweep
 def test_ranks_with_a_gpu_each_have_a_bus_bandwidth(result_of, monkeypatch):
     monkeypatch.setenv("UNISONO_EMULATED_GPUS", "2")
     result = result_of("all_reduce", "-n", "2", "-b", "1M", "-e", "1M")

@@ -99,7 +99,6 @@ def replay(document):
 @pytest.mark.quick(n=[5])
 @pytest.mark.parametrize("n", [1, 5, 8, 13])
 @pytest.mark.parametrize("key", library(), ids="-".join)
-@pytest.mark.one_in(4)
 def test_explain_json_passes_an_independent_verifier(run, key, n):
     collective, algorithm = key
     code, out, _ = run("explain", collective, algorithm, "-n", str(n), "--json")

@@ -57,6 +57,7 @@ def test_json_has_the_matrices(capfd):
     assert {"what", "ok", "detail", "fix", "where"} <= result["findings"][0].keys()
 
 
+@pytest.mark.sweep
 def test_doctor_checks_each_host(capfd, tmp_path):
     ssh, _ = stand_in(tmp_path)
     code = main(["doctor", "--ssh", ssh, "--hosts", "a,down,bare", "--json"])

@@ -462,6 +462,7 @@ print(x[0], comm.world_size)
 """
 
 
+@pytest.mark.sweep
 def test_ranks_of_one_host_connect(run, script):
     code, out, err = run("--hosts", "a:3", script(COLLECTIVE))
     assert (code, err) == (0, "")

@@ -120,6 +120,7 @@ def test_run_is_recorded_and_summarised(run, script, tmp_path):
     assert json.loads(out)["events"] == len(doc["traceEvents"])
 
 
+@pytest.mark.sweep
 def test_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
     file = tmp_path / "run.pt.trace.json.gz"
     code, _, err = run("run", "-n", 2, "-o", file, script, "--fail")

@@ -59,6 +59,7 @@ def library():
         pytest.skip(str(why))
 
 
+@pytest.mark.cases(1)
 @pytest.mark.quick(case=QUICK)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
 def test_kernel_compiles_without_warnings_and_spills(library, case):

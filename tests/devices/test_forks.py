@@ -136,6 +136,7 @@ def forks_during_a_copy(_):
     return small.numpy().tolist()
 
 
+@pytest.mark.sweep
 def test_child_does_not_wait_for_a_copy_of_the_parent():
     assert unisono.spawn(forks_during_a_copy, 1) == [[1.0] * 3]
 

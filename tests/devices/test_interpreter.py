@@ -27,6 +27,7 @@ def interpreted(n):
     return InterpretedWorld(n, 4096 if n < 4 else 1 << 16)
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(n=[1, 3])
 @pytest.mark.parametrize("n", WORLDS)
 def test_every_algorithm_in_every_mode(n):
@@ -34,6 +35,7 @@ def test_every_algorithm_in_every_mode(n):
     run_all(interpreted(n), every_algorithm(n, [0, 1, n - 1, 311, 2777]))
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(n=[3], mode=[0])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("n", [2, 3, 5])

@@ -97,6 +97,7 @@ def broadcasts(comm, windows, captured):
     return float(x.numpy().min())
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize("windows", ["device", "host"])
 @pytest.mark.parametrize("captured", [False, True])
 def test_close_waits_for_kernels_that_read_windows(windows, captured):
@@ -176,6 +177,7 @@ ENDS = """
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", ["exits", "drops"])
 def test_process_that_ends_waits_for_kernels_that_read_windows(how):
     """Without close(): at exit, or for a communicator that was dropped before."""

@@ -62,6 +62,7 @@ def absent(comm):
     return error, x.numpy(), usable.numpy().tolist()
 
 
+@pytest.mark.cases(1)
 def test_absent_rank_is_named_and_output_is_no_number(windows):
     with world(3) as w:
         results = w.run(absent)
@@ -129,6 +130,7 @@ def killed(comm):
     return error.ranks, str(error), float(y.numpy()[0])
 
 
+@pytest.mark.cases(1)
 def test_killed_rank_is_named_and_survivors_go_on(windows):
     near = {"UNISONO_ADDRESS": ""}
     with world_across([3], env=near, grace_s=40).start(killed) as running:

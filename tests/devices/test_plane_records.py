@@ -294,6 +294,7 @@ def absent(comm):
     return error_of(lambda: comm.synchronize(30))
 
 
+@pytest.mark.sweep
 def test_absent_rank_is_in_the_record_and_in_the_diagnosis(folder, judged):
     with world(3) as w:
         errors = w.run(absent)
@@ -366,6 +367,7 @@ def killed(comm):
     return type(error).__name__, error.ranks, error.seq, str(error)
 
 
+@pytest.mark.sweep
 def test_killed_rank_is_in_the_diagnosis(folder, judged):
     env = {"UNISONO_ADDRESS": "", recorder.FLIGHT_DIR: str(folder)}
     with world_across([3], env=env, grace_s=40).start(killed) as running:

@@ -383,6 +383,7 @@ def without_rest(comm):
     return all(results)
 
 
+@pytest.mark.sweep
 def test_memory_comes_and_goes():
     assert on_processes(without_rest, 2) == [True] * 2
 

@@ -174,6 +174,7 @@ def many_plans(comm):
     return x.numpy().tolist()
 
 
+@pytest.mark.sweep
 def test_tables_of_many_plans_are_allocated_and_released():
     with world(2) as w:
         assert w.run(many_plans) == [[1] * 4] * 2

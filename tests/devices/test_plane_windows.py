@@ -45,6 +45,7 @@ def test_every_algorithm_between_processes(on_host):
     check(cases(3), on_processes(perform_on_device, 3, (cases(3),)))
 
 
+@pytest.mark.sweep
 @needs_emulation
 def test_every_algorithm_between_devices_of_two_processes(apart):
     check(cases(2), on_processes(perform_on_own_device, 2, (cases(2),)))
@@ -55,6 +56,7 @@ def two_threads(comm, wanted):
         return w.run(perform_on_own_device, wanted)
 
 
+@pytest.mark.sweep
 @needs_emulation
 def test_every_algorithm_between_devices_of_one_process(apart):
     check(cases(2), on_processes(two_threads, 1, (cases(2),))[0])

@@ -58,6 +58,7 @@ def test_ranks_that_are_threads_get_a_queue_each():
     assert "too few" not in explained
 
 
+@pytest.mark.sweep
 def test_kernels_are_queued_behind_those_that_wait_for_them(monkeypatch):
     """What happens with the number of queues that a user has chosen."""
     monkeypatch.setenv(cuda_queues.VARIABLE, "1")
@@ -94,6 +95,7 @@ def variable_after(code, **environment):
 WORLD = "from unisono.testing import world; world({}).close()"
 
 
+@pytest.mark.sweep
 def test_variable_is_set_only_for_threads_that_may_use_cuda_and_before_they_do():
     assert variable_after(WORLD.format(2)) == "32"
     assert variable_after(WORLD.format(1)) == "None"

@@ -118,7 +118,7 @@ def fails_at_every_step(_, name):
         settles(empty | {"modules": 1})  # kernels are kept
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.one_in(3)
 def test_communicator_that_cannot_be_made_leaves_nothing(name):
     on_processes(fails_at_every_step, 1, (name,))

@@ -67,6 +67,7 @@ def every_copy(rank, name, how):
         expect(flat, torch.cat(wanted), "all_to_all_single")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.quick(name=["float32", "bfloat16", "int64", "bool"])
 @pytest.mark.parametrize("name", TYPES)
 def test_copies_of_every_type_are_correct(ranks, name):
@@ -171,6 +172,7 @@ def odd_shapes(rank, how):
         expect(swapped, torch.arange(float(n)) * 10 + me, "all_to_all in place")
 
 
+@pytest.mark.cases(2)
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("how", WAYS)

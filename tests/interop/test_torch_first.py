@@ -17,6 +17,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(n=[1])
 @pytest.mark.parametrize("n", [1, 3])
 def test_backend_works_without_importing_unisono(n, tmp_path: Path):

@@ -89,6 +89,7 @@ def many(rank, times):
         await_that(lambda: resources()[1] <= before[1] + 3, "the end of threads")
 
 
+@pytest.mark.sweep
 def test_hundreds_of_groups_leak_nothing(ranks):
     assert ranks(2, many, 300) == [None, None]
 

@@ -124,12 +124,14 @@ def raised(forks):
     return ends[0].value
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_are_refused_with_the_reason(raised, name):
     assert raised[name] is not None, "nothing was raised"
     assert WRONG[name][1] in raised[name]["message"]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_arguments_have_the_types_of_torch_and_unisono(raised, name):
     if name == "outputs of another type":  # torch itself refuses this

@@ -114,6 +114,7 @@ def test_same_script_runs_under_every_launcher(engine, environ):
         assert f"rank {rank} of {RANKS}: the sum is 6, True" in done.stdout
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(engine=["unisono run"])
 @pytest.mark.parametrize("engine", COMMANDS)
 def test_failing_rank_fails_the_job(engine, environ, tmp_path):

@@ -401,6 +401,7 @@ os._exit(0)
     assert outcome.seconds < 50
 
 
+@pytest.mark.sweep
 def test_child_that_holds_a_pipe_does_not_delay_the_job():
     code = """
 hear, tell = os.pipe()

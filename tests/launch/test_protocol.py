@@ -26,6 +26,7 @@ MESSAGES = [
 ]
 
 
+@pytest.mark.sweep
 @given(st.lists(st.sampled_from(MESSAGES), max_size=8), st.data())
 def test_messages_split_anywhere_are_decoded(messages, data):
     sent = b"".join(map(frame, messages))

@@ -148,6 +148,7 @@ def test_rank_that_exits_does_not_exit_the_parent(forked):
         forked(lambda comm: os._exit(4), 2)
 
 
+@pytest.mark.sweep
 def test_others_and_their_children_are_ended_after_the_grace_period(forked, tmp_path):
     def hang(comm):
         child = subprocess.Popen(["sleep", "60"])

@@ -27,6 +27,7 @@ def test_only_editable_installs_ask_for_test_hooks() -> None:
     assert "UNISONO_TEST_HOOKS" not in str(build.get("cmake", {}))
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler")
 @pytest.mark.parametrize("hooks", [False, True])
 def test_failpoint_is_no_code_without_test_hooks(tmp_path: Path, hooks: bool) -> None:

@@ -121,6 +121,7 @@ def test_algorithm_example_works(tree):
     tree.run("ruff", "format", "--check", "src/unisono/algorithms", "tests/algorithms")
 
 
+@pytest.mark.sweep
 def test_strategy_example_works(tree):
     done = tree.carry_out(section("A strategy"))
     assert done == {"python": 2, "diff": 1, "console": 1}

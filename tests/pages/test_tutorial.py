@@ -25,6 +25,7 @@ def slow_ones_as_sweeps(pages):
     ]
 
 
+@pytest.mark.cases(3)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("page", slow_ones_as_sweeps(PAGES), ids=lambda page: page.stem)
 def test_every_snippet_runs(page, here):

@@ -54,6 +54,7 @@ def state_of(cut, model, optimizer):
     return whole_state(cut)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(
     ("how", "plan", "norm_type"),
     [

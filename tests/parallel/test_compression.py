@@ -36,6 +36,7 @@ def zero(comm, codec, kind=Gpt, stage=2):
     return model, optimizer, optimizer
 
 
+@pytest.mark.cases(2)
 @pytest.mark.quick(make=[ddp])
 @pytest.mark.parametrize("codec", REMEMBER)
 @pytest.mark.parametrize("make", [ddp, zero])

@@ -155,6 +155,7 @@ def alone(n):
     return losses, model
 
 
+@pytest.mark.cases(1)
 @pytest.mark.quick(n=[4])
 @pytest.mark.parametrize(("n", "dp"), [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2)])
 def test_ddp_of_experts_equals_one_process(threads, n, dp):

@@ -119,8 +119,8 @@ def measured(rank, name):
         return held(), max(peaks)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", FORMULAS)
-@pytest.mark.one_in(3)
 def test_live_tensors_have_the_memory_of_the_formula(processes, name):
     layer = 4 * WIDTH * WIDTH
     gathered = 2 if name in ("zero3", "fsdp") else 0

@@ -58,6 +58,7 @@ def state_of(cut, kept):
     return whole_state(cut)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.quick(how=["fsdp", "zero2"])
 @pytest.mark.parametrize(
     ("name", "how"),
@@ -92,6 +93,7 @@ def test_fsdp_and_zero_of_tensor_parallel_layers_equal_one_process(threads, name
     assert means == pytest.approx(losses, rel=LIMIT)
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(how=["fsdp"])
 @pytest.mark.parametrize("how", ["fsdp", "zero2"])
 def test_fsdp_and_zero_with_context_parallelism_equal_one_process(threads, how):

@@ -27,6 +27,7 @@ def test_files_have_less_than_300_lines(file):
     assert len(file.read_text().splitlines()) < 300
 
 
+@pytest.mark.sweep
 def test_mesh_does_not_import_torch():
     code = (
         "import sys, unisono; unisono.parallel.Mesh; "

@@ -237,6 +237,7 @@ def await_turns(found, n, more):
         time.sleep(0.02)
 
 
+@pytest.mark.sweep
 @needs_hosts()
 def test_short_partition_raises_no_error(hosts, tmp_path):
     flag = tmp_path / "flag"

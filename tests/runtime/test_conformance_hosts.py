@@ -27,6 +27,7 @@ PLACES = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(hosts=[(0, 1), (0, 0, 1, 1, 2)])
 @pytest.mark.parametrize("hosts", PLACES, ids=str)
 def test_every_algorithm_on_any_hosts_is_correct(hosts):
@@ -47,6 +48,7 @@ def test_algorithms_with_parameters_on_any_hosts_are_correct(hosts):
         check(cases, w.run(perform, cases), hosts)
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(hosts=[(0, 0, 1)])
 @pytest.mark.parametrize("hosts", [(0, 1), (0, 0, 1), (0, 1, 2)], ids=str)
 def test_every_type_and_operation_on_any_hosts_is_correct(hosts):

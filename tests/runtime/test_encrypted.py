@@ -267,6 +267,7 @@ def test_tls_without_a_secret_is_refused():
         assert one.startswith("BadArgument: tls='mutual': this job has no secret")
 
 
+@pytest.mark.sweep
 def test_survivors_continue_encrypted():
     with world_across([1, 1, 1], env=ENCRYPTED, grace_s=40).start(survive) as running:
         ends = running.wait()

@@ -116,6 +116,7 @@ def check_mismatch(ends, who):
             assert "another collective" not in call
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("usual", CALLS)
 def test_different_calls_of_threads_raise_mismatch_on_all(usual):
     for number, odd in enumerate(CALLS):
@@ -1144,6 +1145,7 @@ def breaks_before_joining(rank):
     return error["error"]
 
 
+@pytest.mark.sweep
 def test_split_ends_when_its_parent_is_broken(forks):
     ends = forks.run(3, breaks_before_joining)
     assert [end.value for end in ends] == [None, *["CollectiveTimeout"] * 2], ends

@@ -147,20 +147,20 @@ def test_every_failpoint_of_the_sources_is_listed_and_tried():
 first_or_all = pytest.mark.parametrize("only", [1, None], ids=["first", "all"])
 
 
+@pytest.mark.cases(3)
 @pytest.mark.quick(only=[1])
 @first_or_all
 @pytest.mark.parametrize("name", AT)
-@pytest.mark.one_in(3)
 def test_survivors_name_a_rank_killed_at(name, only, server):
     for trial in AT[name][:only]:
         for hold in (False, True):
             check_killed_at(name, trial, hold, server)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.quick(only=[1])
 @first_or_all
 @pytest.mark.parametrize("name", ACROSS)
-@pytest.mark.one_in(3)
 def test_survivors_on_other_hosts_name_a_rank_killed_at(name, only, server):
     for number, trial in enumerate(ACROSS[name][:only]):
         check_killed_at(name, trial, number % 2 == 1, server)
@@ -203,6 +203,7 @@ STOPPED = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(trial=STOPPED[:3])
 @pytest.mark.parametrize(
     "trial",

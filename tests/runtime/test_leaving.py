@@ -68,6 +68,7 @@ def ends_while_a_thread_closes(rank):
     return closing.wait(100)
 
 
+@pytest.mark.sweep
 def test_process_that_ends_waits_for_the_thread_that_closes(forks):
     ends = forks.run(2, ends_while_a_thread_closes, hosts=(1, 1))
     assert [end.value for end in ends] == [True, False]

@@ -23,7 +23,6 @@ def prefix(op, parts, like):
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("count", [0, 1, 2, 13, 100])
 @pytest.mark.parametrize("n", [1, 2, 3, 5])
-@pytest.mark.one_in(3)
 def test_scan_and_exscan_reduce_in_rank_order(n, count, op):
     def rank(comm):
         x = contribution(comm.rank, count, np.int32)

@@ -230,6 +230,7 @@ def drops_communicators(rank, count):
     return counts, len(comm.core.session.users)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("hosts", [(), (2, 1)], ids=str)
 def test_dropped_communicators_release_everything(hosts, forks):
     ends = forks.run(3, drops_communicators, 40, hosts=hosts)

@@ -145,6 +145,7 @@ def lawful(rows: list[Transfer]) -> Step:
     return Step(src, dst, chunk, into, reduces.astype(bool))
 
 
+@pytest.mark.sweep
 @law
 @given(st.lists(st.lists(transfers(4), min_size=1, max_size=9), max_size=4))
 def test_random_steps_match_the_reference_interpreter(rows):

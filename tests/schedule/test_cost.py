@@ -191,7 +191,6 @@ def test_barrier_has_messages_but_no_bytes(name, n, count):
 
 
 @pytest.mark.parametrize(("what", "name"), CASES)
-@pytest.mark.one_in(4)
 def test_no_algorithm_beats_the_lower_bound(what, name):
     for n in range(2, 18):
         cost = unisono.schedule(what, name, n).cost()

@@ -40,7 +40,6 @@ def check(made, mode, seed):
 @pytest.mark.quick(worlds=[FEW_WORLDS])
 @pytest.mark.parametrize("worlds", [FEW_WORLDS, WORLDS], ids=["few", "all"])
 @pytest.mark.parametrize(("what", "name"), PLAIN)
-@pytest.mark.one_in(4)
 def test_programs_do_what_their_schedule_says_in_any_order(what, name, worlds):
     for made in schedules(what, name, worlds):
         for number, mode in enumerate(MODES):
@@ -50,7 +49,6 @@ def test_programs_do_what_their_schedule_says_in_any_order(what, name, worlds):
 @pytest.mark.quick(worlds=[[2, 5]])
 @pytest.mark.parametrize("worlds", [[2, 5], [3, 8]], ids=str)
 @pytest.mark.parametrize(("what", "name"), as_cases(SPECIAL))
-@pytest.mark.one_in(4)
 def test_programs_of_algorithms_with_parameters_do_what_their_schedule_says(
     what, name, worlds
 ):

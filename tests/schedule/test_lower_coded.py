@@ -111,7 +111,6 @@ def cases():
 
 @pytest.mark.quick(n=[3, 4])
 @pytest.mark.parametrize(("what", "name", "n"), list(cases()))
-@pytest.mark.one_in(4)
 def test_coded_programs_give_the_same_bits_in_any_order(what, name, n):
     random = Random(f"{what} {name} coded")
     for made in schedules(what, name, [n]):
@@ -128,6 +127,7 @@ def test_one_rank_encodes_nothing():
         assert (lowered.codes, lowered.noise.factor) == (0, 0)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("n", [2, 3, 4, 8, 13, 32, 64])
 def test_noise_factor_follows_the_closed_form(n):
     """Own values are read as they are, so direct is a little below its law."""

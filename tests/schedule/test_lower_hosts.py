@@ -29,10 +29,10 @@ def check(made, mode, hosts, seed):
     assert play([one], mean(made.n), seed=seed)[0] == expected(made, one.inputs)
 
 
+@pytest.mark.cases(2)
 @pytest.mark.quick(worlds=[[2, 3, 5]])
 @pytest.mark.parametrize("worlds", [[2, 3, 5], [4, 8]], ids=str)
 @pytest.mark.parametrize(("what", "name"), PLAIN)
-@pytest.mark.one_in(4)
 def test_programs_do_what_their_schedule_says_on_any_hosts(what, name, worlds):
     random = Random(f"{what} {name}")
     for made in schedules(what, name, worlds):
@@ -44,7 +44,6 @@ def test_programs_do_what_their_schedule_says_on_any_hosts(what, name, worlds):
 @pytest.mark.quick(worlds=[[2, 5]])
 @pytest.mark.parametrize("worlds", [[2, 5], [3, 8]], ids=str)
 @pytest.mark.parametrize(("what", "name"), as_cases(SPECIAL))
-@pytest.mark.one_in(4)
 def test_programs_with_parameters_do_what_their_schedule_says_on_any_hosts(
     what, name, worlds
 ):

@@ -156,7 +156,6 @@ def each_with_one() -> list:
 @pytest.mark.quick(n=[5])
 @pytest.mark.parametrize("n", WORLDS)
 @pytest.mark.parametrize(("what", "name", "mutate"), each_with_one())
-@pytest.mark.one_in(4)
 def test_verifiers_agree_on_one_wrong_transfer(what, name, n, mutate):
     assert_judged_alike(mutants(what, name, n, mutate))
 

@@ -26,6 +26,7 @@ def drawn(data: st.DataObject, what: str, n: int) -> Schedule:
     return unisono.schedule(what, data.draw(st.sampled_from(names)), n).split(segments)
 
 
+@pytest.mark.cases(3)
 @pytest.mark.parametrize("what", PLAIN)
 @law
 @given(sizes=group_sizes, data=st.data())

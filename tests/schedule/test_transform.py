@@ -140,7 +140,6 @@ def test_mirror_of_a_schedule_with_waste_is_wrong():
 
 
 @pytest.mark.parametrize(("what", "name"), KEYS)
-@pytest.mark.one_in(4)
 def test_s_segments_add_s_minus_1_steps(what, name):
     for n, segments in ((2, 1), (2, 3), (5, 2), (5, 3)):
         whole = unisono.schedule(what, name, n)
@@ -163,7 +162,6 @@ def test_fewer_segments_than_one_are_refused(segments):
 @pytest.mark.parametrize(("what", "name"), KEYS)
 @quick
 @given(n=st.integers(1, 9), data=st.data())
-@pytest.mark.one_in(4)
 def test_relabelled_ranks_keep_the_contract(what, name, n, data):
     ranks = data.draw(st.permutations(range(n)))
     root = data.draw(st.integers(0, n - 1))

@@ -68,7 +68,6 @@ def test_three_fidelities_agree_where_ranks_step_together(algorithm, topology):
     "topology", ["switch:6", "dgx-h100:2", "cloud:3x2", "torus:3x3"]
 )
 @pytest.mark.parametrize("collective", [c for c in COLLECTIVES if c != "barrier"])
-@pytest.mark.one_in(3)
 def test_nothing_is_faster_than_the_cut_bound(collective, topology):
     where = parse(topology)
     for algorithm in candidates(collective, where):
@@ -272,7 +271,6 @@ LAWFUL = [
 
 
 @pytest.mark.parametrize(("topology", "algorithm"), LAWFUL)
-@pytest.mark.one_in(3)
 def test_closed_forms_hold_for_sizes_they_were_not_fitted_to(topology, algorithm):
     where = parse(topology)
     if where.n > 512:
@@ -369,6 +367,7 @@ def test_auto_fidelity_depends_on_the_topology_alone():
     assert simulate("ring", streams, 8).fidelity == "events"
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "all_to_all"])
 def test_tiny_changes_change_a_time_by_what_they_cost(collective):
     where = parse("dgx-h100:2")

@@ -92,6 +92,7 @@ class Broken(MemoryTransport):
         self.fault = fault
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fault", ["drop", "swap", "sleep"])
 def test_transport_with_broken_wires_fails(fault):
     with pytest.raises(AssertionError, match=r"check '(collectives|split)'"):

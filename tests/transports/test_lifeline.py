@@ -58,6 +58,7 @@ def test_leaves_that_die_together_are_all_reported():
             process.__exit__()
 
 
+@pytest.mark.sweep
 def test_stopped_process_is_marked_dead_and_gets_the_notice_when_continued():
     quick = {"beat_ms": 50, "limit_ms": 2500}
     star = Star(3, without=[1], begun=False, **quick)  # a process is slow to start

@@ -46,12 +46,12 @@ def line(latency, byte):
     return fit([8, 1 << 20], [latency + byte * s for s in (8, 1 << 20)])
 
 
+@pytest.mark.cases(2)
 @pytest.mark.quick(hosts=[(0,) * 4, (0, 0, 1, 1)])
 @pytest.mark.parametrize("collective", COLLECTIVES)
 @pytest.mark.parametrize(
     "hosts", [(0,) * 2, (0,) * 4, (0,) * 13, (0, 0, 1, 1), (0, 1, 0, 1), (0, 1, 2)]
 )
-@pytest.mark.one_in(3)
 def test_every_candidate_is_right_and_leaves_the_same_bits(collective, hosts):
     names = candidates(collective, hosts)
     usual = choose(collective, 8, len(hosts), named=None, reproducible=False)

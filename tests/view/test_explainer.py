@@ -81,6 +81,7 @@ def expected(schedule, frame):
     ]
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("name", "algorithm", "n"),
     [("all_reduce", "ring", 5), ("all_to_all", "bruck", 3), ("reduce", "tree", 12)],
@@ -311,6 +312,7 @@ COVERED = """[...document.querySelectorAll('.graph .rank-name, .graph .host-name
 }).map((name) => name.textContent)"""
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     ("algorithm", "topology"), [("ring", ""), ("hierarchical", "cloud:4x4")]
 )
@@ -336,6 +338,7 @@ for (const panel of document.querySelectorAll('.panel:not([hidden])')) {
 return found; })()"""
 
 
+@pytest.mark.sweep
 def test_sixteen_ranks_and_two_of_eight_fit_a_window(page):
     """Nothing is cut off, hidden by the controls, or to be scrolled to."""
     large = unisono.schedule("all_reduce", "ring", n=16)
@@ -351,6 +354,7 @@ def test_sixteen_ranks_and_two_of_eight_fit_a_window(page):
             assert sum(page.run(widths)) > 1300  # the whole window is used
 
 
+@pytest.mark.sweep
 def test_large_pictures_scroll_inside_their_frame_on_a_phone(page):
     ring, other = (
         unisono.schedule("all_reduce", name, n=8) for name in ("ring", "rabenseifner")
@@ -398,7 +402,6 @@ SHOTS = [
 @pytest.mark.parametrize(
     ("name", "view", "at", "window"), SHOTS, ids=[s[0] for s in SHOTS]
 )
-@pytest.mark.one_in(3)
 def test_page_matches_its_screenshots(page, name, view, at, window):
     page.show(unisono.schedule("all_reduce", "ring", n=5), **window)
     page.view(view)

@@ -45,7 +45,6 @@ def replayed(story):
 
 @pytest.mark.parametrize("key", library(), ids="-".join)
 @pytest.mark.parametrize("n", [1, 2, 5])
-@pytest.mark.one_in(4)
 def test_story_matches_the_ledger(key, n):
     made = library()[key](n)
     story = tell(made)
@@ -57,7 +56,6 @@ def test_story_matches_the_ledger(key, n):
 
 
 @pytest.mark.parametrize("key", library(), ids="-".join)
-@pytest.mark.one_in(4)
 def test_sixteen_ranks_fit_into_half_a_mebibyte(key):
     page = to_html(library()[key](16))
     assert len(page.encode()) < LIMIT
@@ -107,6 +105,7 @@ def test_patterns_are_recognised(name, algorithm, n, message):
     assert message in captions(name, algorithm, n)[0]
 
 
+@pytest.mark.sweep
 def test_every_caption_is_one_sentence():
     for (name, algorithm), made in library().items():
         for n in (2, 3, 6):

@@ -276,6 +276,7 @@ def test_costs_have_a_line_for_each_algorithm(desk_page):
     )
 
 
+@pytest.mark.sweep
 def test_cost_chart_names_its_axes_and_no_two_texts_collide(desk_page):
     enter(desk_page, "Costs")
     for parameters in (

@@ -21,7 +21,6 @@ def parse(s):
 
 @pytest.mark.parametrize("key", library(), ids="-".join)
 @pytest.mark.parametrize("n", [1, 4])
-@pytest.mark.one_in(4)
 def test_every_algorithm_has_a_well_formed_picture(key, n):
     made = library()[key](n)
     tree = parse(made)

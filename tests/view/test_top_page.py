@@ -221,6 +221,7 @@ with unisono.init() as comm:
 """
 
 
+@pytest.mark.sweep
 def test_verb_serves_the_page_until_it_is_interrupted(tmp_path):
     file = tmp_path / "waits.py"
     file.write_text(JOB)
@@ -294,6 +295,7 @@ def test_paused_page_goes_on_where_it_is_told_to(page, top):
     page.wait("document.querySelector('.waits').innerText.includes('call 9')")
 
 
+@pytest.mark.sweep
 def test_page_of_a_job_fits_and_has_enough_contrast(page, top):
     from test_explainer import PROBES
 
@@ -306,6 +308,7 @@ def test_page_of_a_job_fits_and_has_enough_contrast(page, top):
     assert page.run("document.documentElement.scrollWidth") <= 390
 
 
+@pytest.mark.sweep
 def test_page_says_that_nobody_answers_and_goes_on(page, top):
     page.run(
         "window.real = fetch;window.fetch = () => Promise.reject(new TypeError('x')); 1"

@@ -206,6 +206,7 @@ def test_torch_tensors_on_processes(worlds):
     assert unisono.spawn(torch_rank, N) == on_threads
 
 
+@pytest.mark.sweep
 def test_torch_is_not_imported_for_arrays():
     assert unisono.spawn(knows_torch, 2) == [False, False]
 

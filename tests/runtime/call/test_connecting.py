@@ -51,6 +51,7 @@ def until_stopped(pid):
     await_that(stopped, "a stop")
 
 
+@pytest.mark.sweep
 def test_rank_that_connects_to_a_stopped_one_is_not_named():
     """Neither by rank 3, which shares a host with it, nor by rank 0, which does not."""
     with Forks(UNISONO_SILENCE_S="60") as forks:

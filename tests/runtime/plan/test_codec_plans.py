@@ -108,7 +108,6 @@ def check(what, name, spec, xs, comms, **more):
 
 
 @pytest.mark.parametrize(("what", "name"), EVERY)
-@pytest.mark.one_in(3)
 def test_bits_are_those_of_the_played_program(what, name):
     """The engine does what the programs say, whatever the pieces, to the last bit."""
     for n, window in ((4, 1 << 14), (3, 1 << 18)):

@@ -297,6 +297,7 @@ def test_processes_and_groups_use_the_table(file, monkeypatch):
         assert "runner-up  direct, predicted 30 µs, measured 40 µs" in result
 
 
+@pytest.mark.sweep
 def test_processes_without_a_table_choose_by_rules(file, monkeypatch):
     monkeypatch.setenv("UNISONO_TUNED", "0")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

@@ -177,6 +177,7 @@ def _hello(rank):
     return rendezvous.Hello(unisono.__version__, rank.number, rank.n, "", "")
 
 
+@pytest.mark.sweep
 def test_rendezvous_name_in_use_is_reported(forks):
     host, guest, _ = forks.run(3, finds_its_place_taken)
     assert host.value["error"] == "ConnectFailed"

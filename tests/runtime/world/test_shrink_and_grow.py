@@ -96,6 +96,7 @@ def test_invalid_dead_ranks_are_refused(dead):
 POINTS = ["request", "proposal", "connected", "first barrier", "second barrier"]
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(hosts=[[2, 3]])
 @pytest.mark.parametrize(
     ("hosts", "point"),
@@ -231,6 +232,7 @@ def test_joining_process_that_dies_breaks_nothing(hosts):
     check(living, 2)
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(hosts=[[1, 1]])
 @pytest.mark.parametrize(
     ("hosts", "address", "why"),
