@@ -46,5 +46,6 @@ def test_stacks_of_a_worker_that_died_are_printed_last(tmp_path):
     )
     assert "ended: by SIGSEGV" in done.stdout
     last = done.stdout.partition("ended: by SIGSEGV")[2]
+    assert "libc.so" in last
     assert 'test_dies.py", line 11 in test_many' in last
     assert "_pytest" not in last

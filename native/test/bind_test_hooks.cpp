@@ -6,6 +6,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "test/crash_stack.hpp"
 #include "test/failpoint.hpp"
 #include "test/frame_fuzz.hpp"
 
@@ -37,6 +38,7 @@ void bind_test_hooks(nb::module_ &m) {
   m.def("arm_failpoints", &arm_failpoints, nb::arg("spec"));
   m.def("failpoint_names", &failpoint_names);
   m.def("byte_limit_names", &cut_names);
+  m.def("write_stack_on_crash", &write_stack_on_crash, nb::arg("fd"));
   m.def("fuzz_frames", &fuzz, nb::arg("seed"), nb::arg("count"));
   bind_wire(m);
   bind_device(m);

@@ -1,8 +1,8 @@
 """What is known of a pytest worker that ended in the middle of a test, told at the end.
 
 xdist says only which test it was. Here a worker that gets a fatal signal leaves the
-stacks of its threads in a file, and the controller prints them last, with the signal:
-the end of the output is what is kept of a long run.
+native stack of that thread and the stacks of Python of all in a file, and the controller
+prints them last, with the signal: the end of the output is what is kept of a long run.
 """
 
 import faulthandler
@@ -13,6 +13,8 @@ import tempfile
 from pathlib import Path
 
 import pytest
+
+from unisono import _native
 
 _RUNNER = re.compile(r"/(_pytest|pluggy|xdist|execnet)/|File \"<string>\"")
 """Lines of a stack that are the same for every test."""
@@ -28,6 +30,7 @@ class WorkerSide:
     @pytest.hookimpl(trylast=True)  # after pytest's own, which writes to stderr
     def pytest_sessionstart(self):
         faulthandler.enable(self._file)
+        _native.write_stack_on_crash(self._file.fileno())  # first, then Python's
 
 
 class ControllerSide:
