@@ -33,26 +33,36 @@ bool outcome(const Task &op) {
   return op.state.load(std::memory_order_relaxed) == Task::succeeded;
 }
 
-bool drive(Comm &comm, Task &op, std::size_t bytes) {
+// Advances it until it has ended. A collective's thread is one of `threads` from when it
+// waits until the call has succeeded.
+bool drive(Comm &comm, Task &op, std::size_t bytes, CallingThreads *threads = nullptr) {
   const bool brief = bytes <= brief_bytes && !comm.host_peers().between_threads();
   const std::uint32_t spins = std::min(brief_spins, comm.wait_policy.spins);
-  if (brief && comm.try_drive(op, spins))
-    return outcome(op);
+  const bool ended = brief && comm.try_drive(op, spins);
+  if (ended && outcome(op))
+    return true;
+  if (threads != nullptr)
+    threads->enter();
+  if (ended)
+    return false;
   {
     GilRelease unlocked;
     comm.drive(op, comm.wait_policy, signal_raised);
   }
-  return outcome(op);
+  const bool done = outcome(op);
+  if (done && threads != nullptr)
+    threads->leave();
+  return done;
 }
 
 // Completes what `begin_inline` has begun; then calls queued meanwhile may run.
-bool drive_inline(Comm &comm, Collective &op, std::size_t bytes) {
+bool drive_inline(Handle &comm, Collective &op, std::size_t bytes) {
   struct End {
     Comm &comm;
     ~End() { comm.end_inline(); }
   } end{comm};
   op.record->site = call_site_here();
-  return drive(comm, op, bytes);
+  return drive(comm, op, bytes, &comm.calling_threads);
 }
 
 // The buffers of a blocking call. If it fails while another rank is writing to them, that
@@ -103,8 +113,12 @@ bool run(std::shared_ptr<Handle> comm, const PlanHolder &plan, std::uint64_t inp
   if (op != nullptr)
     return buffers.release(drive_inline(*comm, *op, bytes));
   Work work = submit(comm, plan, input, output, timeout); // the queue is not empty
+  comm->calling_threads.enter();
   try {
-    return buffers.release(work.wait(-1) == Task::succeeded);
+    const bool done = work.wait(-1) == Task::succeeded;
+    if (done)
+      comm->calling_threads.leave();
+    return buffers.release(done);
   } catch (nb::python_error &) {
     give_up(*comm, work);
     throw;
@@ -196,6 +210,7 @@ Work transfer(std::shared_ptr<Handle> comm, bool sends, std::int64_t peer, std::
 } // namespace
 
 void bind_calls(nb::module_ &m, nb::class_<Handle> &comm) {
+  comm.def("calling_threads", [](const Handle &c) { return c.calling_threads.all(); });
   comm.def("remember",
            [](Handle &c, int kind, nb::handle x, nb::handle out, nb::handle op,
               nb::handle root, const PlanHolder &plan) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -209,6 +210,7 @@ void bind_engine(nb::module_ &m) {
           nb::call_guard<GilRelease>());
   m.def("enable_call_sites", &enable_call_sites, nb::arg("ours"));
   m.def("call_site_frames", &call_site_frames, nb::arg("site"));
+  m.def("thread_stacks", &thread_stacks, nb::arg("deepest"));
   m.def("now_ns", &now_ns);
   m.def("process_exiting", [] { process_exiting.store(true, std::memory_order_release); });
 }

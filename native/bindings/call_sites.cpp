@@ -5,7 +5,9 @@
 #include <atomic>
 #include <unordered_map>
 
-#include <Python.h>
+#include <nanobind/nanobind.h>
+
+namespace nb = nanobind;
 
 namespace unisono {
 
@@ -109,9 +111,8 @@ std::uint32_t call_site_here() {
   return found->second;
 }
 
-std::vector<std::tuple<std::string, std::string, int>>
-call_site_frames(std::uint32_t site) {
-  std::vector<std::tuple<std::string, std::string, int>> frames;
+std::vector<PythonFrame> call_site_frames(std::uint32_t site) {
+  std::vector<PythonFrame> frames;
   if (site == 0 || site > sites().stacks.size())
     return frames;
   for (const Frame &frame : sites().stacks[site - 1].frames)
@@ -119,6 +120,51 @@ call_site_frames(std::uint32_t site) {
       frames.emplace_back(text(frame.code->co_qualname), text(frame.code->co_filename),
                         PyCode_Addr2Line(frame.code, frame.at));
   return frames;
+}
+
+// Nothing here runs code of Python until all frames are known: so the interpreter lock is
+// kept. The collector of garbage would, where an object is made.
+std::vector<std::pair<unsigned long, std::vector<PythonFrame>>>
+thread_stacks(std::size_t deepest) {
+  struct NoCollection {
+    int before = PyGC_Disable();
+    ~NoCollection() {
+      if (before)
+        PyGC_Enable();
+    }
+  };
+  std::vector<nb::object> held; // released after collection is allowed again
+  std::vector<std::pair<unsigned long, std::vector<std::pair<nb::object, int>>>> found;
+  {
+    const NoCollection none;
+    const nb::dict frames =
+        nb::steal<nb::dict>(PyObject_CallNoArgs(PySys_GetObject("_current_frames")));
+    if (!frames.is_valid())
+      throw nb::python_error();
+    held.push_back(frames);
+    for (const auto &[ident, innermost] : frames) {
+      auto &stack = found.emplace_back(PyLong_AsUnsignedLong(ident.ptr()),
+                                       std::vector<std::pair<nb::object, int>>{}).second;
+      nb::object at = nb::borrow(innermost);
+      while (at.is_valid() && stack.size() < deepest) {
+        auto *const frame = reinterpret_cast<PyFrameObject *>(at.ptr());
+        stack.emplace_back(nb::steal(reinterpret_cast<PyObject *>(PyFrame_GetCode(frame))),
+                           PyFrame_GetLineNumber(frame));
+        held.push_back(at);
+        at = nb::steal(reinterpret_cast<PyObject *>(PyFrame_GetBack(frame)));
+      }
+      held.push_back(std::move(at));
+    }
+  }
+  std::vector<std::pair<unsigned long, std::vector<PythonFrame>>> stacks;
+  for (const auto &[ident, stack] : found) {
+    auto &lines = stacks.emplace_back(ident, std::vector<PythonFrame>{}).second;
+    for (const auto &[object, line] : stack) {
+      const auto *code = reinterpret_cast<const PyCodeObject *>(object.ptr());
+      lines.emplace_back(text(code->co_qualname), text(code->co_filename), line);
+    }
+  }
+  return stacks;
 }
 
 } // namespace unisono

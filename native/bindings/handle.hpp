@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -19,10 +20,35 @@
 
 namespace unisono {
 
+// The threads of Python that make blocking collectives on a communicator, by their numbers
+// there: those within one, and those whose call has failed, which is the last of their calls.
+class CallingThreads {
+public:
+  void enter() {
+    const std::lock_guard lock(mutex_);
+    threads_.push_back(PyThread_get_thread_ident());
+  }
+  void leave() {
+    const std::lock_guard lock(mutex_);
+    const auto mine = std::find(threads_.begin(), threads_.end(), PyThread_get_thread_ident());
+    if (mine != threads_.end())
+      threads_.erase(mine);
+  }
+  std::vector<unsigned long> all() const {
+    const std::lock_guard lock(mutex_);
+    return threads_;
+  }
+
+private:
+  mutable std::mutex mutex_;
+  std::vector<unsigned long> threads_;
+};
+
 struct Handle : Comm {
   using Comm::Comm;
   PlanCache plan_cache;
   std::int64_t timeout = 0;
+  CallingThreads calling_threads;
 };
 
 // What Python holds of a program and of a plan. Not these themselves: their last reference

@@ -1,8 +1,8 @@
 """What is known of a pytest worker that ended in the middle of a test, told at the end.
 
 xdist says only which test it was. Here a worker that gets a fatal signal leaves the
-native stack of that thread and the stacks of Python of all in a file, and the controller
-prints them last, with the signal: the end of the output is what is kept of a long run.
+native stack of that thread, and those of all threads in Python, in a file. The
+controller prints it last, with the signal: of a long run, the end is what is kept.
 """
 
 import faulthandler

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import msgspec
@@ -121,25 +119,16 @@ def stacks() -> list[dict[str, Any]]:
     """
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     found = []
-    for ident, frame in sys._current_frames().items():
+    for ident, frames in _native.thread_stacks(_DEEPEST):
         found.append(
             {
                 "thread": names.get(ident, "?"),
                 "main": ident == threading.main_thread().ident,
                 "current": ident == threading.get_ident(),
-                "frames": _walk(frame),
+                "frames": [_frame(*frame) for frame in frames],
             }
         )
     return sorted(found, key=lambda stack: not stack["main"])
-
-
-def _walk(frame: FrameType | None) -> list[dict[str, Any]]:
-    frames: list[dict[str, Any]] = []
-    while frame is not None and len(frames) < _DEEPEST:
-        code = frame.f_code
-        frames.append(_frame(code.co_qualname, code.co_filename, frame.f_lineno))
-        frame = frame.f_back
-    return frames
 
 
 def flight(logbook: Logbook, why: str, about: dict[str, Any]) -> dict[str, Any]:
