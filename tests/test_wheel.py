@@ -91,6 +91,7 @@ def test_wheel_has_everything_that_is_used_at_run_time(wheel):
 
 def test_wheel_has_nothing_else(wheel):
     kinds = {".py", ".pyi", ".typed", ".js", ".css", ".html", ".json", ".cpp", ".hpp"}
+    kinds |= {".toml"}
     for name in wheel.namelist():
         top = name.partition("/")[0]
         assert top in ("unisono", f"unisono-{unisono.__version__}.dist-info"), name

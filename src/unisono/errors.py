@@ -5,7 +5,8 @@
     │  ├─ BadArgument         an unknown name, a value out of range, a wrong file
     │  │  ├─ NotOffered       no such algorithm for this collective
     │  │  ├─ UnknownOption    a function has no option of this name
-    │  │  └─ BadTopology      links or ranks that cannot be so
+    │  │  ├─ BadTopology      links or ranks that cannot be so
+    │  │  └─ BadLog           a log of measurements that cannot be read
     │  ├─ UnsupportedWorld    the algorithm cannot be had for this number of ranks
     │  └─ CollectiveMismatch  ranks called different things
     ├─ ScheduleError   a schedule that does not keep its collective's promise
@@ -58,6 +59,16 @@ class UnknownOption(BadArgument, TypeError):
 
 class BadTopology(BadArgument):
     """Ranks that cannot reach each other, links without bandwidth, a wrong shape."""
+
+
+class BadLog(BadArgument):
+    """A log of measurements without rows, cut off, or of a run that went wrong."""
+
+    def __init__(self, message: str, *, file: str, line: int = 0) -> None:
+        """Keep the file and the line, which counts from 1; 0 is the whole file."""
+        super().__init__(f"{file}:{line}: {message}" if line else f"{file}: {message}")
+        self.file = file
+        self.line = line
 
 
 class UnsupportedWorld(UsageError):

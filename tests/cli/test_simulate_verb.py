@@ -162,7 +162,8 @@ def test_both_verbs_have_an_example_and_their_options_are_frozen(run):
         result[verb] = sorted(w for w in words if w.startswith("--"))
     assert result == {
         "simulate": [
-            *("--algorithm", "--codec", "--compute", "--delay", "--failed"),
+            *("--algorithm", "--codec", "--compute", "--delay", "--engine"),
+            "--failed",
             *("--fidelity", "--jobs", "--json", "--maxbytes", "--minbytes"),
             *("--picture", "--plot", "--reduce", "--segments", "--share"),
             *("--slow", "--stepfactor", "--topology", "--trace"),

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from unisono.cli import _chart
+from unisono.cli._engine import by_engine
 from unisono.cli._jobs import compared
 from unisono.cli._plot import refuse_unknown_format
 from unisono.cli._progress import Progress, waiting
@@ -35,6 +36,7 @@ from unisono.simulate import (
 )
 from unisono.simulate import simulate as run
 from unisono.simulate.candidates import listed
+from unisono.simulate.engines.engine import OURS
 from unisono.topology import Topology
 from unisono.tune import topology_named
 from unisono.units import (
@@ -59,6 +61,7 @@ def simulate(
     begin: Annotated[str, Parameter(name=["-b", "--minbytes"], metavar="SIZE")] = "1K",
     end: Annotated[str, Parameter(name=["-e", "--maxbytes"], metavar="SIZE")] = "",
     factor: Annotated[int, Parameter(name=["-f", "--stepfactor"])] = 4,
+    engine: str = OURS,
     algorithm: str = "all",
     fidelity: str = "auto",
     segments: int = 1,
@@ -93,6 +96,9 @@ def simulate(
         The largest size; without it, there is one size.
     factor
         Multiply the size by this from row to row.
+    engine
+        Whose calls: unisono (schedules, simulated), or by a model nccl, gloo, mpi, or
+        FILE.json, which `unisono fit` has written.
     algorithm
         One, several with commas between, or "all".
     fidelity
@@ -132,9 +138,14 @@ def simulate(
     if not json:
         about = f"# {what} on {where.name}, {where.n} ranks. {where.about}"
         print_text(about.rstrip())
-    names = listed(algorithm, what, where)
     options = _options(fidelity, delay, slow, failed, codec)
     options |= _beside(compute, share) | _adding(reduce)
+    if engine != OURS:
+        refused = {"algorithm": algorithm != "all", "segments": segments != 1}
+        refused |= {"plot": plot, "picture": bool(picture), "trace": bool(trace)}
+        refused |= {key.removesuffix("s"): True for key in options}
+        return by_engine(engine, what, where, sizes, refused, json=json)
+    names = listed(algorithm, what, where)
     one = len(names) == 1 and len(sizes) == 1
     if trace and not one:
         raise BadArgument("--trace: takes one --algorithm and one size (-b alone)")

@@ -15,6 +15,7 @@ compare     which algorithm is fastest at each size, and where that changes
 groups      collectives of all groups of a mesh axis at once
 streams     tasks on concurrent streams
 training    a training step: what a strategy computes and sends
+engines     other libraries as models: NCCL, gloo, MPI, or measured times
 """
 
 from unisono.deprecation import old_names
@@ -24,22 +25,28 @@ from unisono.simulate.candidates import candidates, fitted
 from unisono.simulate.chrome import to_chrome
 from unisono.simulate.compare import Comparison, compare
 from unisono.simulate.conditions import CodecModel, Conditions
+from unisono.simulate.engines import ENGINES, Engine, EngineTime, Fabric, engine
 from unisono.simulate.overlap import Compute
 from unisono.simulate.result import Hop, Result, Timeline
 from unisono.simulate.training import TrainingStep, train
 
 __all__ = [
+    "ENGINES",
     "FIDELITIES",
     "CodecModel",
     "Comparison",
     "Compute",
     "Conditions",
+    "Engine",
+    "EngineTime",
+    "Fabric",
     "Hop",
     "Result",
     "Timeline",
     "TrainingStep",
     "candidates",
     "compare",
+    "engine",
     "fitted",
     "least_time",
     "simulate",

@@ -35,7 +35,8 @@ def dgx_h100(
     latency: float = 8e-6,
 ) -> Topology:
     """Eight H100 on NVLink 4 (450 GB/s a way) with cards of 400 Gb/s."""
-    return _named("H100", "400 Gb/s", dgx_h100, hosts, nics, nvlink, network, latency)
+    made = _named("H100", "400 Gb/s", dgx_h100, hosts, nics, nvlink, network, latency)
+    return made.but(sums=True)
 
 
 def dgx_a100(

@@ -8,6 +8,7 @@
     reduce = "20GB/s"                   # optional: how fast a rank adds up
     duplex = 0.95                       # optional: of a link, while both ways are busy
     streams = true                      # optional: messages to several ranks at once
+    sums = true                         # optional: the switch of a host adds up
 
     [kinds.bus]
     latency = "500ns"
@@ -77,6 +78,7 @@ class _TopologyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     reduce: str | float = 0.0
     duplex: float = 1.0
     streams: bool = False
+    sums: bool = False
 
 
 def load(path: Path) -> Topology:
@@ -134,6 +136,7 @@ def _topology(file: _TopologyFile, where: str) -> Topology:
         + (f"; {unused} links beside quicker ones are not used" if unused else ""),
         duplex=file.duplex,
         streams=file.streams,
+        sums=file.sums,
     )
 
 

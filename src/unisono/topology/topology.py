@@ -186,10 +186,11 @@ class Topology:
     `duplex` is the part of its bandwidth that a link keeps while its other direction is
     busy, too: over TCP less than 1, since acknowledgements share the link with the
     data. With `streams` messages to different ranks leave side by side, as over
-    sockets, instead of step by step. `per_host` is how many ranks every host has,
-    `shape` the sides of a torus; names of algorithms are fitted to these. `grown(k)` is
-    the member of the same family that is `scale` = k large, from which costs for any
-    size are derived.
+    sockets, instead of step by step. A switch inside a host that `sums` adds up what
+    passes through it (NVLink SHARP), for engines that can use it. `per_host` is how
+    many ranks every host has, `shape` the sides of a torus; names of algorithms are
+    fitted to these. `grown(k)` is the member of the same family that is `scale` = k
+    large, from which costs for any size are derived.
     """
 
     name: str
@@ -204,6 +205,7 @@ class Topology:
     about: str = ""
     duplex: float = 1.0
     streams: bool = False
+    sums: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a world without ranks, and times that run backwards."""
@@ -258,6 +260,7 @@ class Topology:
             "reduce": self.reduce,
             "duplex": self.duplex,
             "streams": self.streams,
+            "sums": self.sums,
             "links": kinds,
         }
 

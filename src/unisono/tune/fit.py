@@ -66,8 +66,13 @@ class Fit:
         return last.latency + last.byte * nbytes
 
 
-def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
-    """The lines that measured times follow; a size may have several times."""
+def fit(
+    sizes: Sequence[int], seconds: Sequence[float], *, most: int = MOST_PIECES
+) -> Fit:
+    """The lines that measured times follow, at most `most` of them.
+
+    A size may have several times.
+    """
     x, y = np.asarray(sizes, dtype=np.float64), np.asarray(seconds, dtype=np.float64)
     if x.shape != y.shape or x.ndim != 1:
         raise BadArgument(
@@ -78,7 +83,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
     distinct = np.unique(x)
     if distinct.size < 2:
         raise BadArgument(f"fit: {distinct.size} sizes; a line needs two at least")
-    most = max(1, min(MOST_PIECES, distinct.size // FEWEST_SIZES))
+    most = max(1, min(most, distinct.size // FEWEST_SIZES))
     fits: list[tuple[float, Fit]] = []
     for count in range(1, most + 1):
         for cuts in combinations(range(1, distinct.size), count - 1):
