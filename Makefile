@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto nvrtc
-.PHONY: gpu-test stubs wheels sanitize sanitize-address sanitize-thread campaign soak clients
+.PHONY: truth gpu-test stubs wheels sanitize sanitize-address sanitize-thread campaign soak clients
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -77,6 +77,11 @@ bench: $(VENV)/.test peers
 	@$(BIN)/python benchmarks/wire.py
 	@$(BIN)/python benchmarks/encryption.py
 	@$(BIN)/python benchmarks/engine.py
+
+# How far the simulator is from what others measured and published, for each source; and
+# the table of it in docs/published.md.
+truth: $(VENV)/.test
+	@$(BIN)/python -m benchmarks.published write
 
 # The MPIs that `unisono bench --vs` measures and the tests run under, which cannot share
 # one environment; and Ray, beside us.

@@ -37,7 +37,11 @@ def test_model_has_the_operations_computed_by_hand():
 def test_units_of_the_plan_have_all_parameters_and_operations(model):
     plan = Planner(model, parse("switch:1"), Setup(sequence=32), 1.0)
     assert sum(weights for _, weights, _ in plan.units) == model.parameters
-    flops = sum(sum(parts) for _, _, parts in plan.units)
+    flops = sum(
+        plan.seconds(part, 1.0) / plan.tokens
+        for *_, parts in plan.units
+        for part in parts
+    )
     assert flops == pytest.approx(model.flops(32))
 
 

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from unisono.cli._progress import waiting
 from unisono.cli.output import print_json, print_text
+from unisono.simulate.engines.engine import OURS
 from unisono.simulate.training import train as simulated
 from unisono.units import parse_bytes
 
@@ -22,7 +23,9 @@ def train(
     batch: int = 1,
     peak: float = 0.0,
     memory: Annotated[str, Parameter(metavar="SIZE")] = "",
-    efficiency: float = 0.5,
+    efficiency: float | None = None,
+    device: str = "",
+    engine: str = OURS,
     bucket: str = "25M",
     prefetch: int = 1,
     no_recompute: bool = False,
@@ -55,7 +58,13 @@ def train(
         Memory of a rank, as 80G; known for dgx-h100 and dgx-a100. If the step does not
         fit, the answer says so and the exit code is 1.
     efficiency
-        The part of the peak that computing alone reaches.
+        The part of the peak that computing alone reaches; by default that of each
+        class of kernels, if the device is known, and else 0.5.
+    device
+        What ranks are, as h100, a100, a100-40gb or tpu-v4; known for dgx-h100 and
+        dgx-a100.
+    engine
+        Whose collectives: unisono (schedules, simulated), or nccl, gloo, mpi (models).
     bucket
         With ddp: bytes of gradients that are sent together.
     prefetch
@@ -80,6 +89,8 @@ def train(
             peak=peak,
             memory=parse_bytes(memory) if memory else 0,
             efficiency=efficiency,
+            device=device,
+            engine=engine,
             bucket=parse_bytes(bucket),
             prefetch=prefetch,
             recompute=not no_recompute,

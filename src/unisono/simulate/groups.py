@@ -9,7 +9,8 @@ are simulated together, step by step, on the whole topology.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -18,6 +19,8 @@ from unisono.algorithms.hierarchical import telling
 from unisono.errors import BadArgument, UsageError
 from unisono.schedule.collective import Ints
 from unisono.simulate.conditions import Conditions, SimulatedWorld
+from unisono.simulate.engines import Fabric, modelled
+from unisono.simulate.engines.engine import OURS
 from unisono.simulate.messages import chunk_bytes
 from unisono.simulate.steps import by_steps
 from unisono.topology.topology import Topology
@@ -37,6 +40,7 @@ class EqualGroups:
     topology: Topology
     members: Ints
     algorithm: str = "auto"
+    engine: str = OURS
     _known: dict[tuple[str, int], tuple[float, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,6 +49,7 @@ class EqualGroups:
         if not np.array_equal(everyone, np.arange(self.topology.n)):
             raise BadArgument("groups: expected every rank in exactly one of them")
         self._world: SimulatedWorld | None = None
+        self._model = None if self.engine == OURS else modelled(self.engine)
 
     @property
     def size(self) -> int:
@@ -59,6 +64,10 @@ class EqualGroups:
         if self.size == 1 or nbytes == 0:
             return 0.0, "nothing to do"
         key = collective, nbytes
+        if key not in self._known and self._model is not None:
+            found = self._model.time(collective, self._fabric, nbytes)
+            named = f"{self.engine}'s {found.algorithm}, {found.protocol}"
+            self._known[key] = found.seconds, named
         if key not in self._known:
             times = [
                 (self._simulated(collective, name, nbytes), name)
@@ -66,6 +75,16 @@ class EqualGroups:
             ]
             self._known[key] = min(times)
         return self._known[key]
+
+    @cached_property
+    def _fabric(self) -> Fabric:
+        """What a group has of the machine, while all others communicate as well."""
+        whole = Fabric.of(self.topology)
+        host = self.topology.wiring.host[self.members[0]]
+        hosts = int(np.unique(host).size)
+        near = self.size // hosts
+        share = near / whole.per_host
+        return replace(whole, hosts=hosts, per_host=near, across=whole.across * share)
 
     def _names(self, collective: str) -> Sequence[str]:
         if self.algorithm != "auto":

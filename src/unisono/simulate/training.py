@@ -15,74 +15,32 @@ the order in which they are listed, and may wait for tasks of other streams:
            `prefetch` layers ahead; its gradients are reduce_scattered after it (ZeRO-3)
 
 How long a collective takes is simulated on the topology, all groups of an axis at once
-(`groups.py`). How long computing takes follows from the operations and a rate.
+(`groups.py`), or by the model of another library (`engines`). How long computing takes
+follows from rooflines of the kernels (`kernels.py`), or from one rate for all.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, replace
 
+import msgspec
 import numpy as np
 
-from unisono.errors import BadArgument, NotOffered, unknown
-from unisono.memory_use import FRAGMENTATION, MemoryUse, kept, kept_in_block, logits
+from unisono.errors import BadArgument, NotOffered
+from unisono.memory_use import MemoryUse, kept, kept_in_block, logits
 from unisono.models import ModelShape, parse_model
 from unisono.simulate.groups import EqualGroups
+from unisono.simulate.kernels import Device, Kernels, find_device
+from unisono.simulate.setup import Setup, assumptions, computing
 from unisono.simulate.streams import Ran, Task, run
 from unisono.topology import Topology, parse
 from unisono.units import format_bytes, format_seconds
 
-STRATEGIES = ("ddp", "fsdp")
 _ADAM = 12
 """Bytes a parameter of Adam's state: two moments and a copy, of 4 bytes each."""
-PEAKS = {"dgx-h100": 989e12, "dgx-a100": 312e12}
-"""Dense 16-bit operations per second that the maker states."""
-MEMORIES = dict.fromkeys(PEAKS, 79 << 30)
-"""Bytes that a program can have of a rank's 80 GB."""
+DEVICES = {"dgx-h100": "h100", "dgx-a100": "a100"}
+"""What the ranks of a topology are."""
 MOST_RANKS = 1 << 14
-
-
-@dataclass(frozen=True)
-class Setup:
-    """Everything about a step but the model and the topology."""
-
-    strategy: str = "fsdp"
-    tp: int = 1
-    sequence: int = 4096
-    batch: int = 1
-    peak: float = 0.0
-    memory: int = 0
-    efficiency: float = 0.5
-    bucket: int = 25 << 20
-    prefetch: int = 1
-    recompute: bool = True
-    weight_bytes: int = 2
-    gradient_bytes: int = 2
-    algorithm: str = "auto"
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be trained."""
-        if self.strategy not in STRATEGIES:
-            raise unknown("strategy", self.strategy, STRATEGIES)
-        for name, least in (
-            *(("tp", 1), ("sequence", 1), ("batch", 1), ("bucket", 1)),
-            *(
-                ("memory", 0),
-                ("prefetch", 0),
-                ("weight_bytes", 1),
-                ("gradient_bytes", 1),
-            ),
-        ):
-            if getattr(self, name) < least:
-                raise BadArgument(
-                    f"train: {name} = {getattr(self, name)}: expected {least} or more"
-                )
-        if not 0 < self.efficiency <= 1 or not 0 <= self.peak < math.inf:
-            raise BadArgument(
-                f"train: efficiency = {self.efficiency:g}, peak = {self.peak:g}: "
-                "expected a part of 1, and operations per second"
-            )
 
 
 @dataclass(frozen=True)
@@ -114,18 +72,17 @@ class Planner:
     topology: Topology
     setup: Setup
     rate: float
+    kernels: Kernels | None = None
     tasks: list[Task] = field(default_factory=list)
     used: dict[tuple[str, str, int], CollectiveUse] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Lay out the mesh: ranks of a tensor parallel group are neighbours."""
         ranks = np.arange(self.topology.n).reshape(-1, self.setup.tp)
-        algorithm = self.setup.algorithm
+        how = self.setup.algorithm, self.setup.engine
         self.groups = {
-            "tensor": EqualGroups(self.topology, ranks, algorithm),
-            "data": EqualGroups(
-                self.topology, np.ascontiguousarray(ranks.T), algorithm
-            ),
+            "tensor": EqualGroups(self.topology, ranks, *how),
+            "data": EqualGroups(self.topology, np.ascontiguousarray(ranks.T), *how),
         }
         self.tokens = self.setup.sequence * self.setup.batch
 
@@ -152,30 +109,43 @@ class Planner:
         return self.add(f"{collective} ({axis})", axis, seconds, *after)
 
     @property
-    def units(self) -> list[tuple[str, int, tuple[float, ...]]]:
-        """What is gathered together: its name, parameters, and its parts' operations.
+    def units(self) -> list[tuple[str, int, tuple[str, ...]]]:
+        """What is gathered together: its name, parameters, and its parts.
 
         Tensor parallel ranks add up after each part of a layer, attention and MLP; not
         after the embedding and the head. Of a model without a shape, layers are equal.
         """
-        m, length = self.model, self.setup.sequence
+        m = self.model
         if not m.hidden:
             sizes = [(m.counted + i) // m.layers for i in range(m.layers)]
-            return [("layer", size, (2.0 * size,)) for size in sizes]
-        layer = ("layer", m.block, (m.attention_flops(length), m.mlp_flops))
-        first = ("embedding", m.embedding, (0.0,))
-        head = ("head", m.head, (m.head_flops,))
+            return [("layer", size, (str(size),)) for size in sizes]
+        layer = ("layer", m.block, ("attention", "mlp"))
+        first = ("embedding", m.embedding, ("embedding",))
+        head = ("head", m.head, ("head",))
         return [first, *[layer] * m.layers, head]
 
+    def seconds(self, part: str, factor: float) -> float:
+        """How long a rank computes a part, forward (1) or backward (2 or 3)."""
+        if self.kernels:
+            return self.kernels.seconds(part, factor)
+        m = self.model
+        flops = {
+            "attention": m.attention_flops(self.setup.sequence) if m.hidden else 0.0,
+            "mlp": m.mlp_flops,
+            "embedding": 0.0,
+            "head": m.head_flops,
+        }
+        each = flops[part] if part in flops else 2.0 * int(part)
+        return each * factor * self.tokens / self.setup.tp / self.rate
+
     def compute(
-        self, name: str, parts: tuple[float, ...], factor: float, *after: int | None
+        self, name: str, parts: tuple[str, ...], factor: float, *after: int | None
     ) -> int:
         """Compute a unit, with the sums of tensor parallel ranks in between."""
         waits, done = after, 0
         activation = self.tokens * self.model.hidden * self.setup.weight_bytes
-        for flops in parts:
-            seconds = flops * factor * self.tokens / self.setup.tp / self.rate
-            done = self.add(name, "compute", seconds, *waits)
+        for part in parts:
+            done = self.add(name, "compute", self.seconds(part, factor), *waits)
             if len(parts) > 1:
                 summed = self.call("tensor", "all_reduce", activation, done)
                 done = done if summed is None else summed
@@ -243,6 +213,7 @@ class TrainingStep:
     n: int
     setup: Setup
     rate: float
+    peak: float
     time: float
     compute: float
     used: tuple[CollectiveUse, ...]
@@ -258,7 +229,7 @@ class TrainingStep:
 
     @property
     def exposed(self) -> float:
-        """Seconds in which nothing is computed, while communication is awaited."""
+        """Seconds that communication costs: awaited, or slowing what is computed."""
         return self.time - self.compute
 
     @property
@@ -280,7 +251,7 @@ class TrainingStep:
     def utilisation(self) -> float:
         """Operations that the model needs, without recomputation, over the peak."""
         needed = 3 * self.model.flops(self.setup.sequence) * self.tokens_per_second
-        return needed / (self.n * self.rate / self.setup.efficiency)
+        return needed / (self.n * self.peak)
 
     @property
     def use(self) -> MemoryUse:
@@ -306,6 +277,7 @@ class TrainingStep:
             "dp": self.dp,
             "setup": asdict(self.setup),
             "rate": self.rate,
+            "peak": self.peak,
             "time": self.time,
             "compute": self.compute,
             "communication": self.communication,
@@ -404,26 +376,61 @@ def train(
         raise BadArgument(f"train: tp = {setup.tp} does not divide {where.n} ranks")
     if where.n > MOST_RANKS:
         raise NotOffered(f"train: {where.n} ranks; at most {MOST_RANKS} are simulated")
-    peak = setup.peak or PEAKS.get(where.name.partition(":")[0], 0.0)
-    if not peak:
+    device = _device(where, setup)
+    if device is None and not setup.peak:
         raise BadArgument(
-            f"train: {where.name} does not have the speed of its ranks; give peak="
+            f"train: {where.name} does not have the speed of its ranks; give peak= or "
+            "device="
         )
-    plan = Planner(what, where, setup, peak * setup.efficiency)
+    peak = setup.peak or (device.peak if device else 0.0)
+    kernels = None
+    if device and setup.efficiency is None and what.hidden:
+        tokens = setup.sequence * setup.batch
+        kernels = Kernels(device, what, tokens, setup.sequence, setup.tp)
+    plan = Planner(what, where, setup, peak * setup.usual, kernels)
+    return _stepped(plan, peak, device.memory if device else 0)
+
+
+def _device(where: Topology, setup: Setup) -> Device | None:
+    """The device that ranks are: that of the topology, unless another is given."""
+    named = setup.device or DEVICES.get(where.name.partition(":")[0], "")
+    device = find_device(named) if isinstance(named, str) and named else None
+    device = named if isinstance(named, Device) else device
+    if device and setup.peak:
+        return msgspec.structs.replace(device, peak=setup.peak)
+    return device
+
+
+def _stepped(plan: Planner, peak: float, memory: int) -> TrainingStep:
+    """The plan, run: what it takes, and what that rests on."""
+    what, setup, where, kernels = plan.model, plan.setup, plan.topology, plan.kernels
     {"ddp": ddp, "fsdp": fsdp}[setup.strategy](plan)
     ran = run(plan.tasks)
+    computed = sum(t.seconds for t in plan.tasks if t.stream == "compute")
+    took = max((r.end for r in ran), default=0.0)
+    rate = plan.rate
+    if kernels:
+        sent = sum(u.times * u.seconds for u in plan.used.values())
+        took += kernels.device.contention * max(0.0, sent - (took - computed))
+        shards = where.n if setup.strategy == "fsdp" else setup.tp
+        last = kernels.optimizer * what.parameters / shards
+        took, computed = took + last, computed + last
+        passes = 4.0 if setup.recompute else 3.0
+        rate = passes * what.flops(setup.sequence) * plan.tokens / setup.tp / computed
+    computes = computing(peak, setup, kernels.device if kernels else None)
     return TrainingStep(
         what,
         where.name,
         where.n,
         setup,
-        plan.rate,
-        max((r.end for r in ran), default=0.0),
-        sum(t.seconds for t in plan.tasks if t.stream == "compute"),
+        rate,
+        peak,
+        took,
+        computed,
         tuple(plan.used.values()),
         tuple(ran),
-        tuple(_assumptions(plan, peak)),
-        setup.memory or MEMORIES.get(where.name.partition(":")[0], 0),
+        tuple(assumptions(setup, what, computes, optimizer=bool(kernels))),
+        setup.memory or memory,
     )
 
 
@@ -437,42 +444,3 @@ def _check_model(model: ModelShape, setup: Setup) -> None:
         )
     if setup.tp > 1 and model.experts:
         raise BadArgument(f"train: tp = {setup.tp}: experts are not sharded by tp")
-
-
-def _assumptions(plan: Planner, peak: float) -> list[str]:
-    """Everything that the result depends on and that may be different elsewhere."""
-    s = plan.setup
-    source = "as given" if s.peak else "as the maker states"
-    passes = "4 forward passes' worth" if s.recompute else "3 forward passes' worth"
-    assumptions = [
-        f"a rank computes {peak / 1e12:.4g} Tflop/s at its peak ({source}), and "
-        f"reaches {s.efficiency:.0%} of it",
-        f"{s.batch} sequence(s) of {s.sequence} tokens for each data parallel rank; "
-        f"a step is {passes}"
-        + (", since activations are recomputed" if s.recompute else ""),
-        f"parameters are sent as {s.weight_bytes} bytes, gradients as "
-        f"{s.gradient_bytes}; the optimizer takes no time, and 12 bytes of memory a "
-        "parameter (Adam)",
-        f"memory: {FRAGMENTATION:.0%} more than is counted, for fragmentation; "
-        "gradients lie in the buckets that are sent (ddp)",
-        "collectives are as simulated by steps, all groups of an axis at once; the two "
-        "axes do not slow each other, nor what is computed meanwhile",
-    ]
-    if not plan.model.hidden:
-        assumptions.append(
-            f"{plan.model.layers} equal layers; the products of attention, which "
-            "depend on the shape, are left out"
-        )
-    if s.tp > 1:
-        assumptions.append(
-            "tensor parallel: two all_reduces a layer forward and two backward (none "
-            "again for what is recomputed), which compute waits for"
-        )
-    if s.strategy == "fsdp":
-        assumptions.append(
-            f"fsdp: a layer at a time, {s.prefetch} gathered ahead, gathered again for "
-            "backward; the embedding and the head are separate units"
-        )
-    else:
-        assumptions.append(f"ddp: buckets of {format_bytes(s.bucket)}, of whole layers")
-    return assumptions

@@ -12,6 +12,7 @@ from unisono.simulate.engines.engine import (
     Engine,
     EngineTime,
     engine,
+    modelled,
 )
 from unisono.simulate.engines.fabric import Fabric
 from unisono.simulate.engines.measured import MeasuredCalls, MeasuredEngine
@@ -25,4 +26,5 @@ __all__ = [
     "MeasuredCalls",
     "MeasuredEngine",
     "engine",
+    "modelled",
 ]

@@ -75,9 +75,9 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chunk: int
     chunk_source: str
     staging: float
-    latency: float
-    fill: float
-    channels: float
+    latency: tuple[float, float]
+    fill: tuple[float, float]
+    channels: tuple[float, float]
     small: tuple[float, float]
     fitted_source: str
     paths: tuple[Path, ...]
@@ -87,11 +87,12 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def usual(self, fabric: Fabric) -> Calibration:
         """The calibration of a machine that was not measured."""
+        several = fabric.hosts > 1
         return Calibration(
-            latency=self.latency,
-            fill=self.fill,
-            channels=self.channels,
-            small=self.small[fabric.hosts > 1],
+            latency=self.latency[several],
+            fill=self.fill[several],
+            channels=self.channels[several],
+            small=self.small[several],
         )
 
     def time(
@@ -158,6 +159,14 @@ def engines() -> dict[str, Engine]:
     return {
         name: msgspec.structs.replace(one, name=name) for name, one in found.items()
     }
+
+
+def modelled(name: str) -> Engine:
+    """An engine that answers for any machine; not one of measured times."""
+    found = engine(name)
+    if isinstance(found, MeasuredEngine):
+        raise NotOffered(f"engine {name}: answers for whole machines alone, not groups")
+    return found
 
 
 OURS = "unisono"
