@@ -10,6 +10,7 @@ from benchmarks.published.judging import (
     AIMS,
     Judged,
     judged_collectives,
+    judged_lines,
     judged_training,
     summary,
     usual,
@@ -53,7 +54,12 @@ def main(words: Sequence[str]) -> int:
     collectives, calibrations = judged_collectives()
     training, devices = judged_training()
     text = ["**Collectives**", "", *lines("collectives", collectives), ""]
-    text += ["**Training steps**", "", *lines("training", training), ""]
+    middle, most = summary(found := judged_lines())
+    text.append(
+        f"By straight lines alone (`unisono fit`), {len(found)} calls of sources with "
+        f"six rows to fit on and more: median {middle:.1%}, p90 {most:.1%}."
+    )
+    text += ["", "**Training steps**", "", *lines("training", training), ""]
     print("\n".join(text))
     for several in (False, True):
         some = [c for n, c in calibrations.items() if (fabric(n).hosts > 1) is several]

@@ -27,6 +27,8 @@ from benchmarks.published.tables import (
 )
 from unisono.simulate.engines import Calibration
 from unisono.simulate.kernels import Device
+from unisono.tune.fit import fit
+from unisono.tune.measured import MOST_LINES
 
 AIMS = {"collectives": (0.10, 0.25), "training": (0.08, 0.20)}
 """Median and ninth decile of the errors that are asked for."""
@@ -90,6 +92,22 @@ def judged_collectives() -> tuple[list[Judged], dict[str, Calibration]]:
         errors = _call_errors(second, given)
         judged.append(Judged(name, len(first), errors, _call_errors(rows, elsewhere)))
     return judged, found
+
+
+def judged_lines() -> list[float]:
+    """Errors of `unisono fit` alone: lines through one half of a source's all_reduces.
+
+    Sources with less than six rows to fit on are left out.
+    """
+    errors = []
+    for rows in by_source(calls()).values():
+        reduced = [r for r in rows if r.collective == "all_reduce"]
+        first, second = halves(sorted(reduced, key=lambda r: r.nbytes))
+        if len(first) >= 6:
+            sizes, times = [r.nbytes for r in first], [r.seconds for r in first]
+            found = fit(sizes, times, most=MOST_LINES)
+            errors += [abs(found.at(r.nbytes) / r.seconds - 1) for r in second]
+    return errors
 
 
 def _call_errors(

@@ -12,7 +12,14 @@ from benchmarks.published.fitting import (
     search,
     tokens_per_second,
 )
-from benchmarks.published.judging import Judged, judged_collectives, summary, usual
+from benchmarks.published.judging import (
+    Judged,
+    judged_collectives,
+    judged_lines,
+    judged_training,
+    summary,
+    usual,
+)
 from benchmarks.published.tables import (
     PublishedCall,
     by_source,
@@ -23,7 +30,7 @@ from benchmarks.published.tables import (
     steps,
 )
 
-from unisono.simulate.engines import Calibration
+from unisono.simulate.engines import Calibration, modelled
 from unisono.simulate.kernels import find_device
 
 
@@ -100,11 +107,36 @@ def test_half_of_a_cluster_tells_the_other_half():
 
 
 @pytest.mark.sweep
+def test_lines_through_one_half_tell_the_other():
+    errors = judged_lines()
+    assert len(errors) > 100
+    assert summary(errors)[0] <= 0.10
+
+
+@pytest.mark.sweep
 def test_collectives_are_within_what_is_asked_for():
-    judged, _ = judged_collectives()
+    judged, found = judged_collectives()
     middle, most = summary(e for one in judged for e in one.errors)
     assert middle <= 0.10
     assert most <= 0.25
+    for several in (False, True):
+        some = [c for name, c in found.items() if (fabric(name).hosts > 1) is several]
+        fitted = usual(some)
+        for constant in ("latency", "fill", "channels", "small"):
+            installed = getattr(modelled("nccl"), constant)[several]
+            assert installed == pytest.approx(getattr(fitted, constant), rel=0.05)
+
+
+@pytest.mark.sweep
+def test_training_steps_are_within_what_is_asked_for():
+    judged, found = judged_training()
+    middle, most = summary(e for one in judged for e in one.errors)
+    assert middle <= 0.08
+    assert most <= 0.20
+    for name, device in found.items():
+        for constant in ("matmul", "attention", "elementwise", "contention"):
+            installed = getattr(find_device(name), constant)
+            assert installed == pytest.approx(getattr(device, constant), rel=0.05)
 
 
 @pytest.mark.parametrize("name", ["llm-foundry-a100-80gb", "llm-foundry-h100-80gb"])
