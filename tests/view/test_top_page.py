@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -227,7 +228,7 @@ def test_verb_serves_the_page_until_it_is_interrupted(tmp_path):
     file.write_text(JOB)
     python = [sys.executable, "-m", "unisono"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    one = {"UNISONO_MONITOR": "1", "PATH": "/usr/bin:/bin"}
+    one = os.environ | {"UNISONO_MONITOR": "1"}
     ran = subprocess.Popen([sys.executable, file], env=one, **pipes)
     served = None
     try:
