@@ -38,6 +38,20 @@ print(*sys.modules)
     assert not {"torch", "rich", "cyclopts", "matplotlib"} & set(fresh(code).split())
 
 
+def test_first_call_imports_nothing_of_others():
+    """Ctrl-C is lost where a module of Cython, as NumPy's random, is being imported."""
+    code = """
+import sys
+import numpy as np
+from unisono.testing import world
+with world(2) as w:
+    before = {*sys.modules}
+    w.run(lambda comm: comm.all_reduce(np.ones(3)))
+print(*{name.partition(".")[0] for name in {*sys.modules} - before})
+"""
+    assert set(fresh(code).split()) <= {"unisono"}
+
+
 def test_everything_works_without_the_native_core():
     code = """
 import sys

@@ -12,6 +12,9 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 import numpy as np
+
+# Now, not at the first call: where a module of Cython is imported, Ctrl-C can be lost.
+from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
 from unisono.schedule.collective import Ints
@@ -171,7 +174,7 @@ class ValueState(ChunkState):
         native: bool = True,
     ) -> None:
         """Draw the prime, then the values; slots that begin empty get one as well."""
-        self.rng = np.random.default_rng((seed, lo))
+        self.rng = default_rng((seed, lo))
         self.modulus = random_prime(self.rng)
         super().__init__(schedule, lo, hi, native=native)
 
@@ -217,7 +220,7 @@ class ValueState(ChunkState):
         return self.add(high, low)
 
 
-def random_prime(rng: np.random.Generator) -> int:
+def random_prime(rng: Generator) -> int:
     """A prime between 2^61 and 2^62 that no schedule can have been made for."""
     while True:
         candidate = int(rng.integers(1 << 61, 1 << 62)) | 1
