@@ -10,7 +10,7 @@ INSTALL := $(PIP) install --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
-.PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser types perfetto nvrtc
+.PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser typescript types perfetto nvrtc
 .PHONY: truth gpu-test stubs wheels sanitize sanitize-address sanitize-thread campaign soak clients
 
 demo: $(VENV)/.cli
@@ -38,7 +38,7 @@ test-all: ready
 # What tests need, fetched and built side by side.
 ready:
 	@$(MAKE) --no-print-directory -j2 $(VENV)/.test browser
-	@$(MAKE) --no-print-directory nvrtc
+	@$(MAKE) --no-print-directory -j2 nvrtc typescript
 
 # The compiler of the GPU's kernel, where it can be had; else its tests are skipped.
 nvrtc: $(VENV)/.test
@@ -56,7 +56,15 @@ browser:
 	    chromium fonts-dejavu-core; } > /dev/null 2>&1 \
 	  || echo "chromium could not be installed: tests of the pages are skipped"; }
 
-# The types of the pages' code, where there is a tsc: Debian's node-typescript, or npm's.
+# The types of the pages' code, where there is a tsc: Debian's node-typescript, which is
+# installed where that can be, or npm's.
+typescript:
+	@command -v tsc > /dev/null || [ "$$(id -u)" != 0 ] || ! command -v apt-get > /dev/null || { \
+	  echo "installing tsc (once)"; export DEBIAN_FRONTEND=noninteractive; \
+	  get() { timeout 240 apt-get -qq install -y --no-install-recommends node-typescript; }; \
+	  { get || { timeout 120 apt-get -qq update; get; }; } > /dev/null 2>&1 \
+	  || echo "tsc could not be installed: types of the pages' code are not checked"; }
+
 types:
 	@! command -v tsc > /dev/null || tsc -p src/unisono/view/web
 

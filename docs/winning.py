@@ -52,6 +52,14 @@ def idea(name: str) -> str:
     return name.partition(":")[0]
 
 
+def linked(name: str) -> str:
+    """The name with a link to its page; in a pair each half has its own."""
+    if "+" in idea(name):
+        first, _, second = name.partition("+")
+        return f"{linked(first)}+{linked(second)}"
+    return f"[{name}]({idea(name)}.md)"
+
+
 def times(name: str, comparison: Comparison) -> list[float]:
     """The best time of any variant of an algorithm, by size; none if it has none."""
     mine = [rows for key, rows in comparison.results.items() if idea(key) == name]
@@ -94,7 +102,7 @@ def overview(collective: str) -> str:
     for machine, words in MACHINES.items():
         comparison = compared(collective, machine)
         first = (comparison.ranking(at)[0].algorithm for at in places)
-        cells = " | ".join(f"[{name}]({idea(name)}.md)" for name in first)
+        cells = " | ".join(map(linked, first))
         rows.append(f"| {words} | {cells} |")
     return "\n".join(rows)
 

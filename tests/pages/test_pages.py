@@ -37,6 +37,15 @@ def test_table_of_algorithms_shows_where_each_wins(docs):
         assert re.search(r"^\| two hosts of two \| \[[a-z_]+", table, re.MULTILINE)
 
 
+def test_both_halves_of_a_pair_are_linked():
+    from docs.winning import linked
+
+    assert linked("tree:radix=4") == "[tree:radix=4](tree.md)"
+    assert linked("ring+tree:radix=4") == "[ring](ring.md)+[tree:radix=4](tree.md)"
+    uneven = "hierarchical:levels=5+4"
+    assert linked(uneven) == f"[{uneven}](hierarchical.md)"
+
+
 def test_pictures_are_drawings_with_a_title(docs):
     pictures = sorted((docs / "pictures").glob("*.svg"))
     assert {"costs.svg", "overlap.svg", "memory.svg"} <= {p.name for p in pictures}
