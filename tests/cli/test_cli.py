@@ -455,7 +455,7 @@ def test_result_that_cannot_be_written_is_kept_elsewhere(tmp_path):
 
 VERBS = [
     *("explain", "verify", "algorithms", "env", "bench", "run", "doctor", "secret"),
-    "studio",
+    *("studio", "config"),
 ]
 
 
@@ -471,7 +471,7 @@ def test_options_are_frozen(run):
     result = {}
     for verb in VERBS:
         _, out, _ = run(verb, "--help")
-        words = {w.strip("│ ,") for w in out.split()}
+        words = {w.strip("│ ,).") for w in out.split()} - {"--help"}
         result[verb] = sorted(w for w in words if w.startswith("-") and w != "-n")
     assert result == {
         "explain": [
@@ -481,19 +481,13 @@ def test_options_are_frozen(run):
         "verify": ["--json", "--ranks"],
         "algorithms": ["--csv", "--json", "--lang", "--ranks", "--verify"],
         "env": ["--json"],
+        "config": ["--config", "--json", "--no-config"],
         "run": [
-            *("--address", "--bind-to", "--chdir", "--env", "--grace", "--hostfile"),
-            *("--hosts", "--json", "--log-dir", "--master-addr", "--master-port"),
-            *(
-                "--max-restarts",
-                "--nnodes",
-                "--node-rank",
-                "--np",
-                "--only",
-                "--python",
-            ),
-            *("--ranks", "--records", "--ssh", "--tag-output", "--timeout-s"),
-            *("--timestamps", "-m", "-x"),
+            *("--address", "--bind-to", "--chdir", "--config", "--env", "--grace"),
+            *("--hostfile", "--hosts", "--json", "--log-dir", "--master-addr"),
+            *("--master-port", "--max-restarts", "--nnodes", "--no-config"),
+            *("--node-rank", "--np", "--only", "--python", "--ranks", "--records"),
+            *("--ssh", "--tag-output", "--timeout-s", "--timestamps", "-m", "-x"),
         ],
         "doctor": [
             *("--address", "--chdir", "--hostfile", "--hosts", "--json", "--python"),

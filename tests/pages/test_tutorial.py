@@ -1,6 +1,7 @@
 """The tutorial does what it says: every snippet runs and prints what stands there."""
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,15 @@ def test_pages_are_numbered_without_gaps():
     titles = [p.read_text(encoding="utf-8").partition("\n")[0] for p in PAGES]
     numbers = sorted(int(re.match(r"# (\d+)\. ", title)[1]) for title in titles)
     assert numbers == list(range(1, len(PAGES) + 1))
+
+
+def test_section_on_saved_options_is_true(here):
+    text = (TUTORIAL.parent / "running.md").read_text(encoding="utf-8")
+    section = text.partition("### Saved options\n")[2].partition("\n## ")[0]
+    assert write(here, section).run() == 1
+    [file] = [s.text for s in snippets(section) if s.kind == "toml"]
+    kept = tomllib.loads((here / "unisono.toml").read_text(encoding="utf-8"))
+    assert kept == tomllib.loads(file)
 
 
 def write(folder, text):

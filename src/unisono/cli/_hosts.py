@@ -24,6 +24,8 @@ _FORWARDED = re.compile(r"UNISONO_|PYTHON|OMP_")
 _NOT_FORWARDED = re.compile(
     r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)"
 )
+FOR_HOSTS = ("ssh", "python", "chdir", "address")
+"""Options that do not apply to ranks of this host."""
 _PYTHON_FILES = (".py", ".pyw", ".pyc", ".pyz")
 
 
@@ -48,7 +50,9 @@ def world(hosts: Iterable[HostSpec]) -> int | None:
     return None if None in ranks else sum(number or 0 for number in ranks)
 
 
-def way(ssh: str, python: str, chdir: str, address: str) -> RemoteOptions:
+def way(
+    ssh: str, python: str, chdir: str, address: str, binding: str = "none"
+) -> RemoteOptions:
     """How hosts are reached, with what is the same there as here."""
     if address and not re.fullmatch(r"(\[[^\]]+\]|[^:\s]+):[0-9]{1,5}", address):
         raise BadArgument(f"--address {address}: expected host:port, as in node1:29400")
@@ -59,17 +63,16 @@ def way(ssh: str, python: str, chdir: str, address: str) -> RemoteOptions:
     if not command:
         raise BadArgument("--ssh: expected a command")
     return RemoteOptions(
-        python or sys.executable, chdir or os.getcwd(), command, address
+        python or sys.executable, chdir or os.getcwd(), command, address, binding
     )
 
 
 def refuse_without_hosts(ssh: str, python: str, chdir: str, address: str) -> None:
     """These do not apply to ranks of this host."""
-    given = {"--ssh": ssh, "--python": python, "--chdir": chdir, "--address": address}
-    for option, value in given.items():
+    for name, value in zip(FOR_HOSTS, (ssh, python, chdir, address), strict=True):
         if value:
             raise BadArgument(
-                f"{option} {value}: this is for other hosts; name them with --hosts"
+                f"--{name} {value}: this is for other hosts; name them with --hosts"
             )
 
 

@@ -28,6 +28,7 @@ _SAME = {
     "--timestamp-output": "--timestamps",
     "-timestamp-output": "--timestamps",
     "-bind-to": "--bind-to",
+    "--config-file": "--config",
 }
 _NOT_NEEDED = ("--standalone", "--allow-run-as-root", "--oversubscribe")
 _INSTEAD = {

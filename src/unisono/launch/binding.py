@@ -15,10 +15,15 @@ BINDINGS = ("none", "core", "numa")
 _CPUS = Path("/sys/devices/system/cpu")
 
 
-def cores_of_ranks(binding: str, ranks: int) -> list[set[int]] | None:
-    """The cores of each rank of this host; None if ranks are not bound."""
+def refuse_unknown_binding(binding: str) -> None:
+    """Raise BadArgument unless it is one of BINDINGS."""
     if binding not in BINDINGS:
         raise unknown("binding", binding, BINDINGS)
+
+
+def cores_of_ranks(binding: str, ranks: int) -> list[set[int]] | None:
+    """The cores of each rank of this host; None if ranks are not bound."""
+    refuse_unknown_binding(binding)
     if binding == "none":
         return None
     cores = sorted(os.sched_getaffinity(0), key=_place)
