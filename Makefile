@@ -161,7 +161,7 @@ perfetto: $(VENV)/.test
 docs: $(VENV)/.docs
 	@$(BIN)/python -m docs.make_pages
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
-	@echo "docs: open site/index.html"
+	@echo "docs: open site/index.html; with search: python3 -m http.server -d site"
 
 # The sdist and this machine's wheel into dist/: built, checked, installed into a fresh
 # environment without a compiler, and used there. ALL=1: for every CPython and for this

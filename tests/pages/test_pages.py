@@ -113,6 +113,17 @@ def test_picture_is_animated_where_a_page_exists(tmp_path):
     assert shown(other, page) == other
 
 
+def test_options_in_the_text_stay_on_one_line(tmp_path):
+    page = SimpleNamespace(file=SimpleNamespace(abs_src_path=str(tmp_path / "a.md")))
+    kept = "<pre><span></span><code>unisono run -n 4\n</code></pre><code>a-b - 1</code>"
+    assert shown(kept, page) == kept
+    named = shown("<p>or <code>studio [--log-dir D] -x</code> --not</p>", page)
+    whole = '<span class="option">{}</span>'.format
+    assert named == (
+        f"<p>or <code>studio [{whole('--log-dir')} D] {whole('-x')}</code> --not</p>"
+    )
+
+
 def test_page_that_loads_from_elsewhere_fails_the_build():
     from docs.live import on_post_page
 
