@@ -6,6 +6,7 @@ would be chosen on this machine, and why.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from unisono.cli.output import (
     parse_world,
     print_json,
     print_picture,
+    refuse_unwritable,
     write_file,
 )
 from unisono.errors import BadArgument, ScheduleError
@@ -32,6 +34,8 @@ from unisono.units import format_bytes, parse_bytes
 from unisono.view import explain as explained
 from unisono.view import picture, to_svg
 from unisono.view.frames import refuse_if_huge
+
+_SUFFIXES = {"--svg": ("", ".svg"), "--html": ("", ".htm", ".html")}
 
 
 def explain(
@@ -103,6 +107,7 @@ def explain(
         ranks = parse_world(per_host) if per_host else world
         return _chosen.tell(collective, sizes, world, ranks, json=json)
     _refuse(wanted, size=size, topology=topology, beside=beside, json=json)
+    _refuse_files(files)
     refuse_if_huge(world)
     makes = partial(make, collective, n=world, root=parse_rank(root))
     made = makes(_fitting(algorithm, topology))
@@ -127,6 +132,15 @@ def _refuse(
     if (topology or beside) and wanted != ["--html"]:
         option = "--topology" if topology else "--beside"
         raise BadArgument(f"{option}: goes with --html FILE (or `unisono simulate`)")
+
+
+def _refuse_files(files: Mapping[str, Path | None]) -> None:
+    """Refuse files that cannot be written or have another format's suffix."""
+    for option, file in files.items():
+        if file is not None and file.suffix.lower() not in _SUFFIXES[option]:
+            expected = _SUFFIXES[option][-1]
+            raise BadArgument(f"{option} {file}: expected a name with {expected}")
+    refuse_unwritable(*files.values())
 
 
 def _fitting(algorithm: str, topology: str) -> str:

@@ -111,6 +111,18 @@ def refuse_unwritable(*paths: Path | None, makes_folders: bool = False) -> None:
             raise BadArgument(f"{path}: cannot be written: no permission")
 
 
+def refuse_no_folder(option: str, folder: Path | None) -> None:
+    """Refuse a folder that cannot be made or written to, before work begins."""
+    if folder is None:
+        return
+    whole = folder.absolute()
+    there = next(one for one in (whole, *whole.parents) if os.path.lexists(one))
+    if not there.is_dir():
+        raise BadArgument(f"{option} {folder}: {there} is no folder")
+    if not os.access(there, os.W_OK):
+        raise BadArgument(f"{option} {folder}: cannot be written to: no permission")
+
+
 def write_file(path: Path, text: str) -> None:
     """Write a file that the user named.
 

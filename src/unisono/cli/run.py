@@ -23,7 +23,7 @@ from unisono.cli._help import PARAMETER
 from unisono.cli._run_options import RunOptions
 from unisono.cli._saved import SavedOptions
 from unisono.cli._spellings import our_spelling
-from unisono.cli.output import print_json
+from unisono.cli.output import print_json, refuse_no_folder
 from unisono.errors import BadArgument
 from unisono.launch.environment import restart_variables
 from unisono.launch.local import launch
@@ -167,6 +167,7 @@ def _run(
         _hosts.refuse_without_hosts(
             options.ssh, options.python, options.chdir, options.address
         )
+        refuse_no_folder("--records", options.records)
         line = _command(module, command)
         here = plan.nodes.ranks_here(plan.world or 1, options.bind_to)
         common = plan.nodes.variables() | common

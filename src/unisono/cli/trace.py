@@ -17,7 +17,12 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from unisono.cli import run as run_verb
-from unisono.cli.output import print_json, print_text, refuse_unwritable
+from unisono.cli.output import (
+    print_json,
+    print_text,
+    refuse_no_folder,
+    refuse_unwritable,
+)
 from unisono.errors import BadArgument
 from unisono.runtime.observe.tracing import TRACE
 from unisono.trace import ask, document, flights
@@ -180,6 +185,7 @@ def why(
     json
         Print one JSON object instead.
     """
+    refuse_no_folder("--pickle", pickle)
     is_pid = where.isascii() and where.isdigit() and not Path(where).exists()
     if where and not is_pid:
         return _why(Path(where), pickle, json=json)
@@ -233,6 +239,7 @@ def open_(
     json
         Print one JSON object instead.
     """
+    refuse_no_folder("--per-rank", per_rank)
     doc = read(path)
     if path.is_dir():
         path = path / "merged.pt.trace.json.gz"
