@@ -41,6 +41,7 @@ PAGES = (
     Page("topology", "Topologies", "unisono.topology"),
     Page("simulate", "Simulation", "unisono.simulate"),
     Page("synthesize", "Synthesis", "unisono.synthesize"),
+    Page("search", "Searching for a plan", "unisono.search"),
     Page("tune", "Tuning", "unisono.tune"),
     Page("trace", "Traces", "unisono.trace"),
     Page("testing", "Testing", "unisono.testing"),

@@ -242,3 +242,49 @@ def test_simulate_train_that_does_not_fit_has_an_exit_code(run):
     result = json.loads(out)
     assert (code, result["fits"]) == (0, True)
     assert sum(result["memory_use"].values()) == pytest.approx(result["memory"])
+
+
+SMALL = "gpt:layers=8,hidden=512,vocabulary=1024,positions=512,heads=8"
+SEARCH = ("plan", "--search", SMALL, "-t", "dgx-h100:1", "--batch", "16")
+
+
+def test_plan_search_ranks_what_fits_and_explains(run):
+    how = (*SEARCH, "--tokens", "512", "--top", "3")
+    code, out, _ = run(*how, "--explain")
+    lines = out.splitlines()
+    assert code == 0
+    assert "choices," in lines[0]
+    assert lines[1].split()[:2] == ["step", "tokens/s"]
+    assert any(line.startswith("Why not ") for line in lines)
+    code, out, _ = run(*how, "--explain", "--json", "--zero", "0,1", "--mesh", "tp=1")
+    result = json.loads(out)
+    times = [plan["time"] for plan in result["plans"]]
+    assert times == sorted(times)
+    assert len(times) == 3
+    for plan in result["plans"]:
+        assert plan["simulated"]
+        assert plan["zero"] in (0, 1)
+        assert plan["axes"]["tp"] == 1
+        assert sum(plan["parts"].values()) == pytest.approx(plan["time"], rel=0.01)
+    assert result["explanation"][0].startswith("Why not")
+
+
+def test_plan_search_with_nothing_that_fits_has_an_exit_code(run):
+    code, out, _ = run(*SEARCH, "--tokens", "512", "--memory", "10M")
+    assert code == 1
+    assert "Nothing fits" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("--search", "-n", "8"), "--n is not for --search"),
+        (("-t", "dgx-h100:1"), "--topology is for --search"),
+        (("--search", "--mesh", "xp=2"), "'xp=2': expected some of dp"),
+        (("--search", "--zero", "x"), "expected stages from 0 to 3"),
+    ],
+)
+def test_plan_search_refuses_options_of_the_other(run, words, problem):
+    code, _, err = run("plan", "gpt2", *words)
+    assert code == 2
+    assert problem in " ".join(err.split())

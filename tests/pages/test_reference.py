@@ -20,6 +20,7 @@ MODULES = [
     "unisono.codecs",
     "unisono.parallel",
     "unisono.schedule",
+    "unisono.search",
     "unisono.simulate",
     "unisono.synthesize",
     "unisono.testing",

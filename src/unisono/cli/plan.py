@@ -8,6 +8,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from unisono.cli._search import (
+    limits_of,
+    refuse_with_search,
+    refuse_without_search,
+    run_search,
+)
 from unisono.cli.output import parse_world, print_json, print_row, print_text
 from unisono.errors import BadArgument, unknown
 from unisono.memory_use import FRAGMENTATION
@@ -97,6 +103,15 @@ def plan(
     recompute: bool = False,
     memory: Annotated[str, Parameter(metavar="SIZE")] = "",
     compare: bool = False,
+    search: bool = False,
+    topology: Annotated[str, Parameter(name=["-t", "--topology"])] = "",
+    zero: str = "",
+    recomputing: str = "",
+    codecs: str = "",
+    peak: float = 0.0,
+    efficiency: float = 0.5,
+    top: int = 8,
+    explain: bool = False,
     json: bool = False,
 ) -> int:
     """Memory per rank, and bytes sent per step, for each training strategy.
@@ -104,6 +119,8 @@ def plan(
     Example: unisono plan gpt2-xl -n 8 --batch 16 --memory 24G
 
     Example: unisono plan gpt2-xl --mesh dp=2,tp=4 --batch 16 --memory 24G
+
+    Example: unisono plan --search 70B -t dgx-h100:64 --batch 1024 --tokens 4096
 
     Parameters
     ----------
@@ -137,9 +154,54 @@ def plan(
     compare
         Compare ddp and fsdp: what each sends, and why; and what the other way round,
         each with the collectives of the other, would cost.
+    search
+        Find the quickest ways of training on a topology that fit into memory: mesh,
+        ZeRO, recomputing, micro-batches, chunks of a pipeline, placement and buckets.
+        With --mesh only the other axes are searched. Training is mixed, with Adam.
+    topology
+        With --search: the machines, a preset as dgx-h100:64, or a .toml file.
+    zero
+        With --search: ZeRO stages that may be chosen, as 0,1; all by default.
+    recomputing
+        With --search: kinds that may be chosen: none, selective, full; all by default.
+    codecs
+        With --search: codecs of gradients that may be chosen, as bf16,fp8; they change
+        results, so none by default.
+    peak
+        With --search: operations per second of a rank; known for dgx-h100, dgx-a100.
+    efficiency
+        With --search: the part of the peak that computing alone reaches.
+    top
+        With --search: how many meshes are simulated and shown.
+    explain
+        With --search: why the runner-up lost, and what was too large.
     json
         Print a JSON document.
     """
+    if search:
+        refuse_with_search(n=n, compare=compare, microbatches=microbatches)
+        kinds = recomputing or ("full" if recompute else "")
+        return run_search(
+            model,
+            topology,
+            limits_of(mesh, zero, kinds, codecs),
+            batch=batch,
+            tokens=tokens,
+            peak=peak,
+            efficiency=efficiency,
+            memory=parse_bytes(memory) if memory else 0,
+            top=top,
+            explained=explain,
+            json=json,
+        )
+    refuse_without_search(
+        topology=topology,
+        zero=zero,
+        recomputing=recomputing,
+        codecs=codecs,
+        peak=peak,
+        explain=explain,
+    )
     if dtype not in _ITEMSIZES:
         raise unknown("element type", dtype, _ITEMSIZES)
     if optimizer not in _OPTIMIZERS:
