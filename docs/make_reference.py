@@ -38,6 +38,8 @@ PAGES = (
     Page("ray", "Ray", "unisono.interop.ray"),
     Page("msccl", "MSCCL", "unisono.interop.msccl"),
     Page("goal", "GOAL", "unisono.interop.goal"),
+    Page("chakra", "Chakra", "unisono.interop.chakra"),
+    Page("what_if", "Traces of others", "unisono.interop.what_if"),
     Page("topology", "Topologies", "unisono.topology"),
     Page("simulate", "Simulation", "unisono.simulate"),
     Page("synthesize", "Synthesis", "unisono.synthesize"),

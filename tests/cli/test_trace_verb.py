@@ -144,7 +144,7 @@ def test_run_that_fails_is_recorded_and_keeps_its_code(run, script, tmp_path):
         (("diff", "nowhere.json", "x"), "cannot be read"),
         (("open", "nowhere.json"), "cannot be read"),
         (("why", "nowhere"), "expected a folder"),
-        ((), "expected run, open, summary, diff or why"),
+        ((), "expected run, open, summary, diff, why or what-if"),
     ],
 )
 def test_invalid_trace_commands_are_one_line(run, tmp_path, words, message):
@@ -308,3 +308,17 @@ def test_options_of_top_are_frozen(capfd):
     assert options == {
         *("--every", "--json", "--listen", "--once", "--open", "--port", "--web")
     }
+
+
+def test_what_if_tells_a_step_with_other_collectives(run, tmp_path):
+    path = tmp_path / "t.json"
+    args = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "dtype": "Float"}
+    event = {"ph": "X", "cat": "kernel", "name": "nccl", "ts": 0, "dur": 1e6}
+    path.write_text(json.dumps([event | {"args": args | {"Group size": 8}}]))
+    code, out, _ = run("what-if", str(path), "-t", "dgx-h100:1", "--json")
+    answer = json.loads(out)
+    assert code == 0
+    assert answer["before"] == 1.0
+    assert 0 < answer["after"] < 0.01
+    _, out, _ = run("what-if", str(path), "-t", "dgx-h100:1")
+    assert "1 s as recorded" in out

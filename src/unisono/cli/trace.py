@@ -17,6 +17,7 @@ from typing import Annotated
 from cyclopts import App, Parameter
 
 from unisono.cli import run as run_verb
+from unisono.cli._what_if import what_if
 from unisono.cli.output import (
     print_json,
     print_text,
@@ -42,7 +43,9 @@ def trace() -> int:
 
     Example: unisono trace run -n 4 train.py
     """
-    raise BadArgument("trace: expected run, open, summary, diff or why (see --help)")
+    raise BadArgument(
+        "trace: expected run, open, summary, diff, why or what-if (see --help)"
+    )
 
 
 run = App(
@@ -304,4 +307,4 @@ class _OneFile(http.server.BaseHTTPRequestHandler):
 
 
 open_.__name__ = "open"
-BELOW = (run, open_, summary, diff, why)
+BELOW = (run, open_, summary, diff, why, what_if)

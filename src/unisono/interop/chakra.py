@@ -1,0 +1,286 @@
+"""Chakra execution traces: read any, and write schedules for ASTRA-sim.
+
+A file has the trace of one rank: a message with the version, then one for each node,
+each after its length. Nodes compute, send, receive or take part in a collective, and
+wait for other nodes of the file. The numbers of fields and kinds are those of the
+schema of MLCommons (et_def.proto, version 0.0.4). They are few, so protobuf is read and
+written here, without its library.
+
+    nodes = chakra.load("step.0.et")
+    chakra.save(schedule, "ring", nbytes=1 << 20)      ring.0.et, ring.1.et, ...
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from unisono.errors import BadArgument, whole_number
+from unisono.schedule.schedule import Schedule
+
+VERSION = "0.0.4"
+"""Of the schema, as it is written into files."""
+KINDS = (
+    "invalid",
+    "metadata",
+    "load",
+    "store",
+    "compute",
+    "send",
+    "recv",
+    "collective",
+)
+"""What a node does, by the number of its type; others are read as "other"."""
+COLLECTIVES = (
+    *("all_reduce", "reduce", "all_gather", "gather", "scatter", "broadcast"),
+    *("all_to_all", "reduce_scatter", "reduce_scatter", "barrier"),
+)
+"""By the number of `comm_type`."""
+_SIGNED = (7, 9)
+_ZIGZAG = (15, 17)
+_FORMATS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
+
+Value = int | float | bool | str
+"""Of an attribute; lists are not read."""
+Attributes = dict[str, Value]
+"""What is known of a node, by name."""
+
+
+@dataclass(frozen=True)
+class ChakraNode:
+    """One node: what it does, what it waits for, and for how long it ran."""
+
+    id: int
+    name: str
+    kind: str
+    after: tuple[int, ...] = ()
+    start: float = 0.0
+    seconds: float = 0.0
+    attributes: Attributes = field(default_factory=dict)
+
+
+def load(path: Path | str) -> list[ChakraNode]:
+    """The nodes of a file, in its order."""
+    path = Path(path)
+    try:
+        parts = list(_delimited(path.read_bytes()))
+        return [_node(part) for part in parts[1:]]
+    except (IndexError, struct.error, UnicodeDecodeError, ValueError) as broken:
+        raise BadArgument(
+            f"{path}: this is not a Chakra execution trace, or it is cut ({broken})"
+        ) from broken
+
+
+def dumps(nodes: list[ChakraNode]) -> bytes:
+    """Nodes as the bytes of a file."""
+    parts = [_text(1, VERSION), *(_node_bytes(node) for node in nodes)]
+    return b"".join(_varint(len(part)) + part for part in parts)
+
+
+def save(schedule: Schedule, stem: Path | str, nbytes: int) -> list[Path]:
+    """Write a schedule, once verified, as one file for each rank: STEM.RANK.et.
+
+    Each message is a send on one rank and a receive on another, with a tag of its own.
+    What waits for what follows from the schedule's dependencies, each written on the
+    rank where it can be.
+    """
+    written = []
+    for rank, nodes in enumerate(nodes_of(schedule, nbytes)):
+        path = Path(f"{stem}.{rank}.et")
+        path.write_bytes(dumps(nodes))
+        written.append(path)
+    return written
+
+
+def nodes_of(schedule: Schedule, nbytes: int) -> list[list[ChakraNode]]:
+    """The nodes of each rank, as `save` writes them."""
+    if whole_number("nbytes", nbytes) < 0:
+        raise BadArgument(f"nbytes = {nbytes}: cannot be negative")
+    schedule.verify()
+    size = schedule.contract.chunk_sizes(nbytes).tolist()
+    number: dict[tuple[int, int, int], int] = {}
+    sent: list[int] = []
+    owner: list[int] = []
+    for at, step in enumerate(schedule):
+        for t in step:
+            message = number.setdefault((at, t.src, t.dst), len(number))
+            if message == len(sent):
+                sent.append(0)
+            sent[message] += size[t.chunk % len(size)]
+            owner.append(message)
+    waits: dict[int, set[int]] = {}
+    due = schedule.dependencies()
+    for before, after in zip(due.before.tolist(), due.after.tolist(), strict=True):
+        waits.setdefault(owner[after], set()).add(owner[before])
+    ends = [(src, dst) for _, src, dst in number]
+    nodes: list[list[ChakraNode]] = [[] for _ in range(schedule.n)]
+    for message, (src, dst) in enumerate(ends):
+        for rank in dict.fromkeys((src, dst)):
+            before = (m for m in waits.get(message, ()) if rank in ends[m])
+            after = tuple(sorted(before))
+            nodes[rank].append(_message(message, src, dst, rank, sent[message], after))
+    return nodes
+
+
+def _message(
+    number: int, src: int, dst: int, rank: int, nbytes: int, after: tuple[int, ...]
+) -> ChakraNode:
+    """What one message is on a rank; what stays there is computing."""
+    kind = "compute" if src == dst else "send" if rank == src else "recv"
+    facts: Attributes = {"is_cpu_op": False}
+    if src == dst:
+        facts |= {"num_ops": 0, "tensor_size": nbytes}
+    else:
+        facts |= {"comm_src": src, "comm_dst": dst, "comm_tag": number}
+        facts |= {"comm_size": nbytes}
+    name = f"{kind} {number}: {src} to {dst}"
+    return ChakraNode(number, name, kind, after, attributes=facts)
+
+
+# --- protobuf
+
+
+def _node(part: bytes) -> ChakraNode:
+    facts: Attributes = {}
+    found: dict[int, int] = {}
+    name, after = "", list[int]()
+    for number, value in _fields(part):
+        if number == 2 and isinstance(value, bytes):
+            name = value.decode()
+        elif number in (4, 5):
+            after += [value] if isinstance(value, int) else _varints(value)
+        elif number == 10 and isinstance(value, bytes):
+            facts |= _attribute(value)
+        elif isinstance(value, int):
+            found[number] = value
+    kind = found.get(3, 0)
+    return ChakraNode(
+        found.get(1, 0),
+        name,
+        KINDS[kind] if kind < len(KINDS) else "other",
+        tuple(sorted(set(after))),
+        found.get(6, 0) / 1e6,
+        found.get(7, 0) / 1e6,
+        facts,
+    )
+
+
+def _attribute(part: bytes) -> Attributes:
+    """A name and its value; lists are left out."""
+    name, found = "", list[Value]()
+    for number, value in _fields(part):
+        if number == 1 and isinstance(value, bytes):
+            name = value.decode()
+        elif number == 29 and isinstance(value, bytes):
+            found = [value.decode()]
+        elif number in _FORMATS and isinstance(value, bytes):
+            found = [struct.unpack(_FORMATS[number], value)[0]]
+        elif isinstance(value, int):
+            found = [_number(number, value)]
+    return {name: found[0]} if found else {}
+
+
+def _number(field_number: int, value: int) -> Value:
+    if field_number == 27:
+        return bool(value)
+    if field_number in _ZIGZAG:
+        return value >> 1 ^ -(value & 1)
+    if field_number in _SIGNED and value >= 1 << 63:
+        return value - (1 << 64)
+    return value
+
+
+def _fields(part: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """The fields of a message: numbers as they are, all else as bytes."""
+    at = 0
+    while at < len(part):
+        key, at = _read_varint(part, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = _read_varint(part, at)
+            yield key >> 3, value
+            continue
+        size = {1: 8, 5: 4}.get(kind)
+        if size is None:
+            if kind != 2:
+                raise ValueError(f"a field of the unknown kind {kind}")
+            size, at = _read_varint(part, at)
+        if at + size > len(part):
+            raise ValueError("a field goes beyond the end")
+        yield key >> 3, part[at : at + size]
+        at += size
+
+
+def _delimited(data: bytes) -> Iterator[bytes]:
+    at = 0
+    while at < len(data):
+        size, at = _read_varint(data, at)
+        if at + size > len(data):
+            raise ValueError("a message goes beyond the end")
+        yield data[at : at + size]
+        at += size
+
+
+def _varints(data: bytes) -> list[int]:
+    found, at = [], 0
+    while at < len(data):
+        value, at = _read_varint(data, at)
+        found.append(value)
+    return found
+
+
+def _read_varint(data: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while shift < 70:
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+    raise ValueError("a number has too many bytes")
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    found = bytearray()
+    while value >= 0x80:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def _text(number: int, text: str | bytes) -> bytes:
+    data = text.encode() if isinstance(text, str) else text
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
+
+
+def _whole(number: int, value: int) -> bytes:
+    return _varint(number << 3) + _varint(value) if value else b""
+
+
+def _node_bytes(node: ChakraNode) -> bytes:
+    after = b"".join(_varint(other) for other in node.after)
+    parts = [
+        _whole(1, node.id),
+        _text(2, node.name),
+        _whole(3, KINDS.index(node.kind)),
+        _text(5, after) if after else b"",
+        _whole(6, round(node.start * 1e6)),
+        _whole(7, round(node.seconds * 1e6)),
+        *(_text(10, _attribute_bytes(*one)) for one in node.attributes.items()),
+    ]
+    return b"".join(parts)
+
+
+def _attribute_bytes(name: str, value: Value) -> bytes:
+    if isinstance(value, bool):
+        return _text(1, name) + _varint(27 << 3) + _varint(value)
+    if isinstance(value, int):
+        return _text(1, name) + _varint(9 << 3) + _varint(value)
+    if isinstance(value, float):
+        return _text(1, name) + _varint(3 << 3 | 1) + struct.pack("<d", value)
+    return _text(1, name) + _text(29, value)
