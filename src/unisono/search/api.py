@@ -29,13 +29,12 @@ from unisono.search.space import (
     choices,
     placed,
 )
-from unisono.simulate.training import MEMORIES, PEAKS
+from unisono.simulate.kernels import devices
+from unisono.simulate.training import DEVICES
 from unisono.topology import Topology, parse
 
-MEMORY_RATES = {"dgx-h100": 3.35e12, "dgx-a100": 2.0e12}
-"""Bytes per second of a rank's memory that the maker states."""
 _OPERATIONS_A_BYTE = 200.0
-"""Of a machine that is not in the table: its peak over the rate of its memory."""
+"""Of a device that is not known: its peak over the rate of its memory."""
 MESHES = 12
 """So many meshes are costed in all placements, buckets and codecs."""
 OF_A_MESH = 2
@@ -102,9 +101,9 @@ def job_of(
     memory: float = 0.0,
 ) -> Job:
     """What is to be trained, with what is known of the machines."""
-    machine = topology.name.partition(":")[0]
-    peak = peak or PEAKS.get(machine, 0.0)
-    memory = memory or MEMORIES.get(machine, 0)
+    device = devices().get(DEVICES.get(topology.name.partition(":")[0], ""))
+    if device:
+        peak, memory = peak or device.peak, memory or device.memory
     if not peak or not memory:
         raise BadArgument(
             f"search: {topology.name} does not have the speed and the memory of its "
@@ -117,7 +116,7 @@ def job_of(
         sequence,
         peak,
         efficiency,
-        MEMORY_RATES.get(machine, peak / _OPERATIONS_A_BYTE),
+        device.bandwidth if device else peak / _OPERATIONS_A_BYTE,
         memory,
     )
 
