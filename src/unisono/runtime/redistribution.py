@@ -37,6 +37,7 @@ from unisono.runtime.cuts import (
     is_dimension,
     is_partial,
 )
+from unisono.runtime.device.work import written_here
 
 _COPIES = Reduction("sum")
 _WRONG = -1  # what a rank with a wrong argument tells the others as its size
@@ -70,7 +71,8 @@ def redistribute(
         return _of_parts(comm, array, division, wanted, how)
     if old == PARTIAL:
         return _of_summands(comm, array, wanted, reduction, how)
-    return _ready(array if wanted is None else array[wanted.index(comm.rank)], how)
+    mine = array if wanted is None else array[wanted.index(comm.rank)]
+    return _ready(comm, mine, how)
 
 
 def _told(
@@ -114,7 +116,7 @@ def _of_parts(
         call = arguments.all_gather(at, array.reshape(-1), None, counts)
         call.finish = lambda flat: _unpacked(flat, old.shape, old.dim, old.sizes)
     elif new == old:
-        return _ready(array, how)
+        return _ready(comm, array, how)
     else:
         there, here, elements = old.shared_with(new)
         matrix = None if (elements == elements[0, 0]).all() else elements.tolist()
@@ -146,8 +148,11 @@ def _of_summands(
     return comm.core.run(call, reduction, how)
 
 
-def _ready(result: Any, how: CallOptions) -> Any:
-    """A copy of what this rank has already, or a Work that is done."""
+def _ready(comm: Collectives, result: Any, how: CallOptions) -> Any:
+    """A copy of what this rank has already, or its Work: no other rank takes part."""
+    if is_on_device(result):
+        return written_here("redistribute", _copy(result), how, comm.core.check_usable)
+    how.refuse_stream("redistribute")
     copy = _copy(result)
     return Work(None, copy, call="redistribute") if how.async_op else copy
 

@@ -264,9 +264,13 @@ class DevicePlane:
                 call.finish,
                 captured=number == 0,
             )
-        if call.finish is not None and stream != current:
+        beside = call.finish is not None and stream != current
+        if beside:  # the result is finished on the current stream
             _native.CudaEvent(self.ordinal, stream).order(current)
-        return call.finished()
+        result = call.finished()
+        if beside:
+            _native.CudaEvent(self.ordinal, current).order(stream)
+        return result
 
     def work(
         self,

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 from unisono import _native
+from unisono.devices.arrays import current_stream, stream_handle, view_of
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
+from unisono.runtime.call.options import CallOptions
 
 _POLL_S = 1e-4
 _LONGEST_POLL_S = 2e-3
@@ -115,3 +117,23 @@ class DeviceWork:
         """One line: the call and its state."""
         state = "captured" if self._captured else "done" if self.done() else "in flight"
         return f"<DeviceWork: {self.call}, {state}>"
+
+
+def written_here(
+    what: str, x: Any, how: CallOptions, check: Callable[[str], None]
+) -> Any:
+    """An array that was written on the current stream, as a call returns it.
+
+    The given stream waits for it, or it is the result of a Work; `check` is the same as
+    that of one.
+    """
+
+    def current() -> int:
+        return current_stream(x, what) or 0
+
+    event = _native.CudaEvent(view_of(x, what).ordinal, current())
+    if how.async_op:
+        return DeviceWork(what, event, current, check, x, None)
+    if how.stream is not None:
+        event.order(stream_handle(how.stream))
+    return x
