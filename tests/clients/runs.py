@@ -68,4 +68,12 @@ def clients():
             (torchrun(2, SCRIPTS / "restarts.py", "--max-restarts 1"),),
         ),
     ]
+    found += [
+        Client(
+            f"torchtitan's debug model, {name}",
+            ("torchtitan",),
+            (torchrun(2, f"{SCRIPTS / 'titan.py'} {kind}"),),
+        )
+        for kind, name in (("fsdp", "FSDP"), ("tensor", "tensor parallel"))
+    ]
     return found

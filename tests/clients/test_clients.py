@@ -34,6 +34,13 @@ def test_scripts_of_the_page_can_be_parsed_and_name_the_backend(file):
     assert snippet.command.split()[-1] == file
 
 
+def test_every_script_of_ours_is_run():
+    commands = [words for c in runs.clients() for words in c.commands]
+    for script in runs.SCRIPTS.glob("*.py"):
+        ast.parse(script.read_text())
+        assert any(str(script) in words for words in commands), script
+
+
 def is_text(node):
     return isinstance(node, ast.Constant) and isinstance(node.value, str)
 
