@@ -6,7 +6,7 @@ import torch
 from forked import Forks
 from unisono.testing import world
 
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 
 
 @pytest.fixture(autouse=True, scope="package")

@@ -1,5 +1,7 @@
 """torch.compile around strategies: the same losses, and no trace of communication."""
 
+import os
+
 import pytest
 import torch
 import torch._dynamo  # here, once for all ranks
@@ -47,11 +49,16 @@ def losses(comm, name, kind, backend):
     return found
 
 
-def compared(rank, name, kind, backend):
+def compared(rank, name, kind, backend, cache=None):
     """Losses without and with the compiler, its graphs, and what it did not trace."""
     torch.set_num_threads(1)
+    if cache is not None:
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+        os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # without more processes
+        # Else it compiles, for minutes, only to know what vectors the CPU has.
+        os.environ["TORCHINDUCTOR_VEC_ISA_OK"] = "0"
     kind = {"mlp": Mlp, "gpt": Gpt, "wide": Wide}[kind]
-    with rank.init(timeout_s=100) as comm:
+    with rank.init(timeout_s=200) as comm:
         plain = losses(comm, name, kind, None)
         counters = torch._dynamo.utils.counters
         counters.clear()
@@ -91,3 +98,16 @@ def test_compiled_strategy_has_the_losses_of_the_plain_one(processes, name):
 )
 def test_compiled_forward_and_backward_have_the_losses(processes, name, kind):
     check(processes(2, compared, name, kind, "aot_eager"))
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Where inductor keeps what it has compiled: for all ranks and tests, once."""
+    return str(tmp_path_factory.mktemp("inductor"))
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["ddp", "fsdp", "zero1", "zero2", "zero3"])
+def test_code_of_inductor_has_the_losses(processes, cache, name):
+    """With the C++ that inductor writes for the CPU, and g++ compiles."""
+    check(processes(2, compared, name, "mlp", "inductor", cache))
