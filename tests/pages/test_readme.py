@@ -111,7 +111,7 @@ def test_options_that_pages_name_exist():
     assert len(rows) > 10
     option = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
     for row in rows:
-        verb = re.match(r"simulate train|config save|trace [a-z]+|[a-z]+", row)[0]
+        verb = re.match(r"simulate train|config save|trace [a-z-]+|[a-z]+", row)[0]
         code, known = here(["unisono", *verb.split(), "--help"])
         assert code == 0
         named = set(option.findall(row))
