@@ -10,6 +10,7 @@ import pytest
 import emulated
 import unisono
 from device_cases import to_device
+from forked import await_that
 from processes import on_processes
 from unisono import _native
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
@@ -54,8 +55,8 @@ def absent(comm):
     comm.timeout_s = 2
     comm.barrier()
     if comm.rank == 1:
-        while comm.core.native.failure()[0] == 0:  # it never makes the call
-            time.sleep(0.01)
+        # It never makes the call.
+        await_that(lambda: comm.core.native.failure()[0] != 0, "a failure")
         return None
     error, x = me.outcome(me.all_reduce)
     usable = to_device(np.ones(3, np.float32))

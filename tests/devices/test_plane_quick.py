@@ -191,6 +191,7 @@ def captured(comm):
     comm.all_reduce(x, stream=me.stream)
     comm.all_reduce(x, stream=me.stream, async_op=True).wait()
     graph = cuda.instantiate(cuda.end_capture(me.stream.handle))
+    comm.barrier()  # nobody captures any more: this test may wait for its stream
     for _ in range(3):
         cuda.launch_graph(graph, me.stream.handle)
     cuda.synchronize(me.stream.handle)

@@ -14,6 +14,7 @@ import emulated
 import unisono
 from device_cases import to_device
 from diagnosis import judge
+from forked import await_that
 from unisono import _native, trace
 from unisono.cli import main
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
@@ -287,8 +288,7 @@ def absent(comm):
     comm.barrier()
     comm.timeout_s = 1.5
     if comm.rank == 1:
-        while comm.core.native.failure()[0] == 0:
-            time.sleep(0.01)
+        await_that(lambda: comm.core.native.failure()[0] != 0, "a failure")
         return None
     me.all_reduce()  # in vain
     return error_of(lambda: comm.synchronize(30))
@@ -396,8 +396,7 @@ def repeated(comm):
     if comm.rank == 0:
         emulated.launch_graph(graph, me.stream.handle)
         emulated.synchronize(me.stream.handle)
-    while comm.core.native.failure()[0] == 0:
-        time.sleep(0.01)
+    await_that(lambda: comm.core.native.failure()[0] != 0, "a failure")
     return error_of(lambda: comm.synchronize(30))
 
 

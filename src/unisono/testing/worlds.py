@@ -8,6 +8,7 @@ A rank whose function raises is lost to the others, as a process that dies would
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
@@ -21,6 +22,8 @@ from unisono.transports.tls import wanted
 
 _LOOK_S = 0.2
 """A signal that arrives just before Python begins to wait does not end the wait."""
+_GRACE_S = 20.0
+"""How long ranks have to end after an interrupt; a loop of the user's may never end."""
 
 
 class World:
@@ -66,7 +69,9 @@ class World:
             finally:
                 ended[comm.rank].set()
 
-        running = [threading.Thread(target=rank, args=(c,)) for c in self.comms]
+        running = [
+            threading.Thread(target=rank, args=(c,), daemon=True) for c in self.comms
+        ]
         try:
             for thread in running:
                 thread.start()
@@ -74,11 +79,10 @@ class World:
                 _await(event)
         except BaseException:  # interrupted: close all ranks, so that none waits
             self.close()
+            _await_end(running)
             raise
-        finally:
-            for thread in running:
-                if thread.is_alive():  # or never started
-                    thread.join()
+        for thread in running:
+            thread.join()
         if errors:
             about_others = (PeerLost, CollectiveTimeout)
             own = [e for e in errors if not isinstance(e[1], about_others)]
@@ -104,6 +108,13 @@ class World:
     ) -> None:
         """Close."""
         self.close()
+
+
+def _await_end(interrupted: Sequence[threading.Thread]) -> None:
+    until = time.monotonic() + _GRACE_S
+    for thread in interrupted:
+        if thread.is_alive():  # or never started
+            thread.join(max(0.0, until - time.monotonic()))
 
 
 def _await(event: threading.Event) -> None:
