@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from itertools import pairwise
 
 import pytest
 
@@ -374,6 +375,17 @@ def test_help_shows_no_empty_defaults_and_numbers_as_numbers(run):
         for option in ("-n", "--per-host", "--root", "-b", "-e", "--every", "--memory"):
             assert f"{option} STR" not in text
     assert "[default: 5]" in " ".join(run("run", "--help")[1].split())
+
+
+def test_help_breaks_lines_where_the_terminal_ends_and_nowhere_else(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for verb in (*VERBS, "run", "plan", "tune", "simulate", "top"):
+        lines = run(verb, "--help")[1].splitlines()
+        for line, following in pairwise(lines):
+            text, after = (x.strip("│ ") for x in (line, following))
+            room = len(line.rstrip("│ ")) + len(after.partition(" ")[0]) + 3
+            broken = after[:1].islower() and text[-1:].islower()
+            assert not broken or room >= 80, line
 
 
 def test_terminals_without_our_signs_get_plain_letters(monkeypatch):

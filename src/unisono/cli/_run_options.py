@@ -14,6 +14,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from unisono.cli import _hosts
+from unisono.cli._help import with_whole_paragraphs
 from unisono.cli._nodes import Nodes
 from unisono.cli._spellings import ranks_by_word
 from unisono.cli.output import parse_world, seconds_of
@@ -41,6 +42,7 @@ class Plan:
 
 
 @Parameter(name="*")
+@with_whole_paragraphs
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
     """How ranks are started.

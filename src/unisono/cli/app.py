@@ -12,7 +12,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 import unisono
-from unisono.cli._help import PARAMETER
+from unisono.cli._help import PARAMETER, with_whole_paragraphs
 from unisono.errors import BadArgument
 
 _NOT_VERBS = ("app", "output")
@@ -28,12 +28,12 @@ def make_app(verb: str = "") -> App:
         module = importlib.import_module(f"{__package__}.{name}")
         below = getattr(module, "BELOW", ())
         if not below:
-            app.command(getattr(module, name))
+            app.command(with_whole_paragraphs(getattr(module, name)))
             continue
         inner = _app(name)
-        inner.default(getattr(module, name))
+        inner.default(with_whole_paragraphs(getattr(module, name)))
         for function in below:
-            inner.command(function)
+            inner.command(with_whole_paragraphs(function))
         app.command(inner)
     return app
 

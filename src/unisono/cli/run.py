@@ -19,7 +19,7 @@ from typing import Annotated, Any, BinaryIO, TextIO
 from cyclopts import App, ArgumentCollection, Parameter
 
 from unisono.cli import _hosts
-from unisono.cli._help import PARAMETER
+from unisono.cli._help import PARAMETER, with_whole_paragraphs
 from unisono.cli._run_options import RunOptions
 from unisono.cli._saved import SavedOptions
 from unisono.cli._spellings import our_spelling
@@ -68,7 +68,7 @@ def _reader(saved: SavedOptions | None = None) -> App:
         default_parameter=PARAMETER,
         config=saved,
     )
-    reader.command(_run, name="run")
+    reader.command(with_whole_paragraphs(_run), name="run")
     return reader
 
 
