@@ -93,24 +93,16 @@ def cases_of_functions(items):
     return found.values()
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
-def pytest_collection_modifyitems(config, items):
-    """Make a sweep of every test with parameters that are not among the quick ones.
-
-    So are all that need a dear fixture. Of a file's with the marker `one_in(k)`, all
-    but every k-th are one; and of one function's, all but a few that are evenly spread:
-    six, or `cases(k)`.
-
-    Without sweeps, Hypothesis makes fewer examples; `make test-all` has it make all.
-    """
+def thin_out(items):
+    """Make sweeps of the most that repeat each other."""
     seen = Counter()
     for item in items:
-        quick = is_quick(item) and not DEAR_FIXTURES.intersection(item.fixturenames)
-        if quick and (thinned := item.get_closest_marker("one_in")):
-            quick = seen[item.path] % thinned.args[0] == 0
-            seen[item.path] += 1
-        if not quick:
+        thinned = item.get_closest_marker("one_in")
+        if thinned is None or item.get_closest_marker("sweep"):
+            continue
+        if seen[item.path] % thinned.args[0]:
             item.add_marker(pytest.mark.sweep)
+        seen[item.path] += 1
     for cases in cases_of_functions(items):
         marker = cases[0].get_closest_marker("cases")
         most = MOST_CASES if marker is None else marker.args[0]
@@ -119,6 +111,24 @@ def pytest_collection_modifyitems(config, items):
         for i, item in enumerate(cases):
             if i not in kept:
                 item.add_marker(pytest.mark.sweep)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
+def pytest_collection_modifyitems(config, items):
+    """Make a sweep of every test with parameters that are not among the quick ones.
+
+    So are all that need a dear fixture. Of a file's with the marker `one_in(k)`, all
+    but every k-th are one; and of one function's, all but a few that are evenly spread:
+    six, or `cases(k)`. With `-k` neither is.
+
+    Without sweeps, Hypothesis makes fewer examples; `make test-all` has it make all.
+    """
+    for item in items:
+        dear = DEAR_FIXTURES.intersection(item.fixturenames)
+        if dear or not is_quick(item):
+            item.add_marker(pytest.mark.sweep)
+    if not config.option.keyword:  # who chooses by name wants them all
+        thin_out(items)
     if config.option.markexpr == "not sweep":
         made = {item.obj for item in items if item.get_closest_marker("hypothesis")}
         for test in made:
