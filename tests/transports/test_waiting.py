@@ -30,14 +30,17 @@ def said(monkeypatch):
 def local(rank, said):
     hello = Hello("1", rank, 3, "host", "identity")
     until = time.monotonic() + LIMIT_S
-    lost = lambda: "enough" if said else ""  # noqa: E731
+
+    def lost():  # not for the address, which takes long on a busy machine
+        return "enough" if said and "address" not in said[-1] else ""
+
     return LocalRendezvous(hello, f"waiting-{rank}", until, LIMIT_S, lost)
 
 
 def test_rank_0_names_the_local_ranks_that_have_not_come(said):
     with pytest.raises(ConnectFailed, match="enough"):
         local(0, said).serve(Answer())
-    assert said == ["rank 0 waits for ranks 1, 2 to connect (at most 100 s)"]
+    assert said[-1] == "rank 0 waits for ranks 1, 2 to connect (at most 100 s)"
 
 
 def test_local_rank_waits_for_rank_0(said):
