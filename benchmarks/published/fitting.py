@@ -12,7 +12,7 @@ import msgspec
 from benchmarks.published.tables import PublishedCall, PublishedStep, fabric, shape
 from unisono.simulate import TrainingStep, train
 from unisono.simulate.engines import Calibration, Engine, modelled
-from unisono.simulate.kernels import ADAM_BYTES, Device, find_device
+from unisono.simulate.kernels import Device, find_device
 
 PULL = 0.02
 """What it costs to leave the first guess, so that few rows do not decide much."""
@@ -130,7 +130,7 @@ def tokens_per_second(step: PublishedStep, device: Device) -> float:
 
 def _update(step: PublishedStep, device: Device) -> float:
     size = shape(step.model, step.sequence).parameters / step.ranks
-    return size * ADAM_BYTES / (device.bandwidth * device.elementwise)
+    return size * device.update
 
 
 def work(step: PublishedStep) -> Work:

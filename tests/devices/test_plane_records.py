@@ -14,7 +14,7 @@ import emulated
 import unisono
 from device_cases import to_device
 from diagnosis import judge
-from forked import await_that
+from forked import until_broken
 from unisono import _native, trace
 from unisono.cli import main
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
@@ -288,7 +288,7 @@ def absent(comm):
     comm.barrier()
     comm.timeout_s = 1.5
     if comm.rank == 1:
-        await_that(lambda: comm.core.native.failure()[0] != 0, "a failure")
+        until_broken(comm)
         return None
     me.all_reduce()  # in vain
     return error_of(lambda: comm.synchronize(30))
@@ -396,7 +396,7 @@ def repeated(comm):
     if comm.rank == 0:
         emulated.launch_graph(graph, me.stream.handle)
         emulated.synchronize(me.stream.handle)
-    await_that(lambda: comm.core.native.failure()[0] != 0, "a failure")
+    until_broken(comm)
     return error_of(lambda: comm.synchronize(30))
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from test_across_hosts import collectives, groups, in_flight, messages, objects
 
-from forked import await_that
+from forked import until_broken
 from unisono import _native
 from unisono.errors import CollectiveMismatch, CollectiveTimeout
 from unisono.testing import world
@@ -180,7 +180,7 @@ def one_gives_up(comm, who):
         if comm.rank == who:
             comm.broadcast(np.ones(4), root=0, timeout_s=0.2)
         if comm.rank == 0:
-            await_that(lambda: comm.core.native.failure()[0] != 0, "a failure")
+            until_broken(comm)
         comm.broadcast(np.ones(4), root=0)
     except CollectiveTimeout as error:
         late = time.monotonic() - begun > 30.0

@@ -23,6 +23,7 @@ from forked import (
     error_summary,
     interrupt_after,
     interrupt_in_call,
+    until_broken,
 )
 from unisono import _native
 from unisono.errors import (
@@ -33,7 +34,7 @@ from unisono.errors import (
     UsageError,
 )
 from unisono.runtime.core import Core
-from unisono.runtime.observe.failures import FailureCode, late_hint
+from unisono.runtime.observe.failures import late_hint
 from unisono.testing import world
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(2)]
@@ -47,11 +48,6 @@ def forks():
 
 def ones(count=10, dtype="float32"):
     return np.ones(count, dtype)
-
-
-def until_broken(comm):
-    """Wait until the others have aborted what this rank has not begun."""
-    await_that(lambda: comm.core.native.failure()[0] != FailureCode.NONE, "a failure")
 
 
 def until_called(comm, rank, seq):

@@ -72,6 +72,11 @@ def await_that(true, what="it"):
         time.sleep(0.005)
 
 
+def until_broken(comm):
+    """Wait until the others have aborted what this rank has not begun."""
+    await_that(lambda: comm.core.native.failure()[0] != 0, "a failure")
+
+
 @dataclass
 class End:
     """How a rank ended: its value or its error, what it wrote, its exit status."""

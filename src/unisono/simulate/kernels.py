@@ -49,6 +49,11 @@ class Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fitted_source: str
     name: str = ""
 
+    @property
+    def update(self) -> float:
+        """Seconds in which Adam updates a parameter."""
+        return ADAM_BYTES / (self.bandwidth * self.elementwise)
+
 
 @cache
 def devices() -> dict[str, Device]:
@@ -91,11 +96,6 @@ class Kernels:
             scored = _BACKWARD_ATTENTION + factor - _BACKWARD
         d = self.device
         return passes * (matmul + other) + scored * scores / (d.peak * d.attention)
-
-    @property
-    def optimizer(self) -> float:
-        """Seconds for each parameter that a rank updates."""
-        return ADAM_BYTES / (self.device.bandwidth * self.device.elementwise)
 
     def _matmul(self, operations: float, widths: float, weights: float) -> float:
         """Products of all tokens with weights, and their way through memory."""

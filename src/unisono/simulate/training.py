@@ -413,7 +413,7 @@ def _stepped(plan: Planner, peak: float, memory: int) -> TrainingStep:
         sent = sum(u.times * u.seconds for u in plan.used.values())
         took += kernels.device.contention * max(0.0, sent - (took - computed))
         shards = where.n if setup.strategy == "fsdp" else setup.tp
-        last = kernels.optimizer * what.parameters / shards
+        last = kernels.device.update * what.parameters / shards
         took, computed = took + last, computed + last
         passes = 4.0 if setup.recompute else 3.0
         rate = passes * what.flops(setup.sequence) * plan.tokens / setup.tp / computed
