@@ -48,7 +48,7 @@ struct AccessDescription {
   int flags; // 3: read and write
 };
 
-constexpr Result success = 0, not_ready = 600;
+constexpr Result success = 0, already_mapped = 208, not_ready = 600;
 constexpr unsigned host_mapped = 2, host_portable = 1;          // cuMemHostAlloc, -Register
 constexpr unsigned event_without_timing = 2;                    // cuEventCreate
 constexpr unsigned stream_non_blocking = 1;                     // cuStreamCreate

@@ -248,16 +248,11 @@ void DeviceMemory::read(std::size_t offset, void *to, std::size_t bytes) const {
 
 std::unique_ptr<ImportedMemory> ImportedMemory::open(const Device &device,
                                                      const IpcHandle &handle,
-                                                     std::string *why) {
+                                                     Result &result) {
   std::unique_ptr<ImportedMemory> made(new ImportedMemory(device));
   const CurrentDevice current(device);
-  const Result result =
-      api().cuIpcOpenMemHandle_v2(&made->address_, handle, ipc_lazy_peer_access);
-  if (result == success)
-    return made;
-  if (why != nullptr)
-    *why = in_words(result, "cuIpcOpenMemHandle_v2");
-  return nullptr;
+  result = api().cuIpcOpenMemHandle_v2(&made->address_, handle, ipc_lazy_peer_access);
+  return result == success ? std::move(made) : nullptr;
 }
 
 ImportedMemory::~ImportedMemory() {

@@ -133,9 +133,9 @@ private:
 // Memory of another process of this host. To be destroyed by the thread that releases.
 class ImportedMemory {
 public:
-  // Null, and why, if it cannot be mapped.
+  // Null, and the driver's result, if it cannot be mapped.
   static std::unique_ptr<ImportedMemory> open(const Device &device, const IpcHandle &handle,
-                                              std::string *why = nullptr);
+                                              Result &result);
   ~ImportedMemory();
   ImportedMemory(const ImportedMemory &) = delete;
   Address address() const { return address_; }

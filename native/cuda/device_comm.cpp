@@ -128,10 +128,10 @@ std::string DeviceComm::reach(std::size_t rank, const Announcement &announced) {
   } else if (announced.has_handle == 0) {
     return whose + " cannot be shared with other processes";
   } else {
-    std::string why;
-    auto memory = ImportedMemory::open(device_, announced.handle, &why);
+    Result result = success;
+    auto memory = ImportedMemory::open(device_, announced.handle, result);
     if (!memory)
-      return whose + " cannot be mapped: " + why;
+      return whose + " cannot be mapped: " + in_words(result, "cuIpcOpenMemHandle_v2");
     arena = memory->address();
     imported_.push_back(std::move(memory));
   }

@@ -72,6 +72,7 @@ struct Settings {
   int threads;          // THREADS: at most so many run for a block, 2
   std::uint64_t memory; // MEMORY: bytes of each device that this process can allocate, 8 GiB
   bool peers;           // PEERS: whether devices access each other's memory, 1
+  bool refusals;        // REFUSALS: whether memory behind freed memory is not opened, 0
   bool waits;           // WAITS: whether what may wait for kernels does so always, 0
   int queues;           // QUEUES: 1: streams share as many as CUDA_DEVICE_MAX_CONNECTIONS says
                         // (8); 0: each has its own, 0

@@ -46,6 +46,7 @@ constexpr ErrorText errors[] = {
     {invalid_image, "CUDA_ERROR_INVALID_IMAGE", "device kernel image is invalid"},
     {invalid_context, "CUDA_ERROR_INVALID_CONTEXT", "invalid device context"},
     {map_failed, "CUDA_ERROR_MAP_FAILED", "mapping of memory failed"},
+    {already_mapped, "CUDA_ERROR_ALREADY_MAPPED", "resource already mapped"},
     {no_binary_for_gpu, "CUDA_ERROR_NO_BINARY_FOR_GPU", "no kernel image for this device"},
     {peer_access_unsupported, "CUDA_ERROR_PEER_ACCESS_UNSUPPORTED",
      "no peer access between these devices"},
@@ -130,6 +131,7 @@ Settings::Settings()
       threads(std::max(1, small_setting("UNISONO_EMULATED_THREADS", 2, 1024))),
       memory(setting("UNISONO_EMULATED_MEMORY", std::uint64_t(8) << 30)),
       peers(setting("UNISONO_EMULATED_PEERS", 1) != 0),
+      refusals(setting("UNISONO_EMULATED_REFUSALS", 0) != 0),
       waits(setting("UNISONO_EMULATED_WAITS", 0) != 0),
       queues(setting("UNISONO_EMULATED_QUEUES", 0) == 0
                  ? 0

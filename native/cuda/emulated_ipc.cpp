@@ -113,6 +113,19 @@ Blocks::iterator imported_before(MemoryState &memory, const Exported &exported, 
   return memory.blocks.end();
 }
 
+// Whether memory of that process is open here which the process has freed.
+bool has_freed(MemoryState &memory, std::int32_t owner) {
+  for (const auto &[address, block] : memory.blocks) {
+    Exported exported;
+    std::memcpy(&exported, &block.handle, sizeof(exported));
+    Result why = success;
+    if (block.kind == Kind::imported && exported.pid == owner &&
+        open_memory(exported, why) == nullptr)
+      return true;
+  }
+  return false;
+}
+
 Result import_memory(Entry &at, const Exported &exported, Address *address) {
   Result why = success;
   const auto physical = open_memory(exported, why);
@@ -125,14 +138,18 @@ Result import_memory(Entry &at, const Exported &exported, Address *address) {
     *address = before->first;
     return success;
   }
+  if (at.state.settings.refusals && has_freed(memory, exported.pid))
+    return already_mapped;
   if (physical->device != at.device && !at.state.settings.peers)
     return peer_access_unsupported;
   void *const mapped = map_file(*physical, physical->bytes, PROT_READ | PROT_WRITE);
   if (mapped == nullptr)
     return map_failed;
   *address = Address(mapped);
-  memory.blocks.emplace(*address, Block{Kind::imported, at.device, exported.bytes,
-                                        physical->bytes, ++memory.blocks_made, physical, 1, {}});
+  Block block{Kind::imported, at.device, exported.bytes, physical->bytes,
+              ++memory.blocks_made, physical};
+  std::memcpy(&block.handle, &exported, sizeof(exported));
+  memory.blocks.emplace(*address, std::move(block));
   return success;
 }
 

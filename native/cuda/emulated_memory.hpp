@@ -51,7 +51,8 @@ struct Block {
   std::uint64_t number; // never used again
   std::shared_ptr<Physical> physical; // not of Kind::host and Kind::registered
   unsigned opens = 1;                 // of Kind::imported
-  std::map<int, int> access;          // of Kind::mapped: flags by device
+  IpcHandle handle = {};              // likewise
+  std::map<int, int> access = {};     // of Kind::mapped: flags by device
 };
 
 using Blocks = std::map<Address, Block>;

@@ -232,7 +232,7 @@ Result cuMemMap(Address address, std::size_t bytes, std::size_t offset, Allocati
     if (map_file(*physical, bytes, PROT_NONE, address_pointer(address)) == nullptr)
       return map_failed;
     memory.blocks.emplace(address, Block{Kind::mapped, physical->device, bytes, bytes,
-                                         ++memory.blocks_made, physical, 1, {}});
+                                         ++memory.blocks_made, physical});
     return success;
   });
 }

@@ -33,6 +33,8 @@ void MappedSegments::update(std::size_t most, CallsMade *calls) {
     while (next < end && handle(q, board_[q].events[next % most_events], calls))
       handled.store(++next, std::memory_order_release);
   }
+  if (calls != nullptr)
+    try_again();
 }
 
 // False if it cannot be handled yet: the events behind it wait.
@@ -40,7 +42,7 @@ bool MappedSegments::handle(std::size_t rank, const SegmentEvent &event, CallsMa
   auto &mapped = mapped_[rank];
   switch (event.kind) {
   case SegmentEvent::allocation:
-    refuse(rank, event.segment, !map_allocation(rank, event));
+    map_allocation(rank, event);
     return true;
   case SegmentEvent::piece: {
     const auto descriptor = host_peers_->take_descriptor(ranks_[rank], event.descriptor);
@@ -61,13 +63,31 @@ bool MappedSegments::handle(std::size_t rank, const SegmentEvent &event, CallsMa
   return true;
 }
 
-bool MappedSegments::map_allocation(std::size_t rank, const SegmentEvent &event) {
-  auto memory = ImportedMemory::open(device_, event.handle);
+// Until it is mapped the rank is told that it is refused, so that calls go through windows.
+void MappedSegments::map_allocation(std::size_t rank, const SegmentEvent &event) {
+  const Result result = try_to_map(rank, event);
+  refuse(rank, event.segment, result != success);
+  if (result == already_mapped)
+    postponed_.push_back({rank, event});
+}
+
+Result MappedSegments::try_to_map(std::size_t rank, const SegmentEvent &event) {
+  Result result = success;
+  auto memory = ImportedMemory::open(device_, event.handle, result);
   if (!memory)
-    return false;
+    return result;
   set_address(rank, event.segment, memory->address());
   mapped_[rank][event.segment].allocation = std::move(memory);
-  return true;
+  return success;
+}
+
+void MappedSegments::try_again() {
+  std::erase_if(postponed_, [this](const Postponed &one) {
+    const Result result = try_to_map(one.rank, one.event);
+    if (result == success)
+      refuse(one.rank, one.event.segment, false);
+    return result != already_mapped;
+  });
 }
 
 bool MappedSegments::map_piece(std::size_t rank, const SegmentEvent &event,
@@ -93,6 +113,9 @@ bool MappedSegments::unmap(std::size_t rank, std::uint32_t segment, CallsMade *c
       });
     mapped_[rank].erase(found);
   }
+  std::erase_if(postponed_, [=](const Postponed &one) {
+    return one.rank == rank && one.event.segment == segment;
+  });
   refuse(rank, segment, false);
   return true;
 }

@@ -50,7 +50,9 @@ private:
     std::unique_ptr<MirroredRange> range;
   };
   bool handle(std::size_t rank, const SegmentEvent &event, CallsMade *calls);
-  bool map_allocation(std::size_t rank, const SegmentEvent &event);
+  void map_allocation(std::size_t rank, const SegmentEvent &event);
+  Result try_to_map(std::size_t rank, const SegmentEvent &event);
+  void try_again();
   bool map_piece(std::size_t rank, const SegmentEvent &event, const Descriptor &descriptor);
   bool unmap(std::size_t rank, std::uint32_t segment, CallsMade *calls);
   bool is_unused(std::size_t rank, CallsMade *calls);
@@ -65,6 +67,14 @@ private:
   DeviceMemory addresses_; // the tables of all ranks
   std::mutex mutex_;
   std::vector<std::map<std::uint32_t, Mapped>> mapped_; // by rank and segment
+  // Allocations that the driver has not mapped yet. It refuses memory that lies where other
+  // memory was which this process still has open; that is closed when its owner has told
+  // that it is freed, which may be later, and then when no call is in flight.
+  struct Postponed {
+    std::size_t rank;
+    SegmentEvent event;
+  };
+  std::vector<Postponed> postponed_;
   // By rank: how many calls had been made when it was seen that memory is freed, and one.
   std::vector<std::uint64_t> waits_for_;
 };

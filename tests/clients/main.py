@@ -2,6 +2,9 @@
 
 Scripts of the documentation name unisono; for gloo that word is changed. The others ask
 for gloo or for nothing, and get unisono by UNISONO_TORCH_REPLACES.
+
+With `--device cuda` unisono's ranks share one GPU, beside gloo's on the CPU: each is
+started as a node of its own, so that its local rank, and so its GPU, is 0.
 """
 
 import argparse
@@ -10,6 +13,7 @@ import math
 import os
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -17,7 +21,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from clients.runs import clients
+from clients.runs import clients, on_cuda
 from clients.snippets import PAGE
 
 BUILD = Path(__file__).parents[2] / "build" / "clients"
@@ -55,7 +59,12 @@ def main():
         if lacking := [n for n in client.needs if not importlib.util.find_spec(n)]:
             print(f"{client.name}: not run, {', '.join(lacking)} is not installed")
             continue
-        ends = {b: run(client, b, options.limit) for b in ("gloo", "unisono")}
+        if options.device == "cuda" and on_cuda(client) is None:
+            continue
+        ends = {
+            "gloo": run(client, "gloo", options.limit),
+            "unisono": run(client, "unisono", options.limit, options.device),
+        }
         same = agree(ends["gloo"], ends["unisono"])
         row = f"| {client.name} | {ends['gloo']} | {ends['unisono']} | {same} |"
         print(row, flush=True)
@@ -73,19 +82,23 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", help="those whose name has this in it")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds for each")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--write", action="store_true", help=f"the table into {PAGE}")
     return parser.parse_args()
 
 
-def run(client, backend, limit_s):
+def run(client, backend, limit_s, device="cpu"):
     """All commands of one client in a folder of its own."""
     begun, output = time.monotonic(), ""
+    if device == "cuda":
+        client = on_cuda(client)
+    env = environment(backend, device)
     with tempfile.TemporaryDirectory(dir=BUILD) as folder:
         for file, code in client.files:
             text = code.replace('"unisono"', f'"{backend}"')
             (Path(folder) / file).write_text(text)
         for command in client.commands:
-            status, written = execute(command, folder, environment(backend), limit_s)
+            status, written = execute(launches(command, device), folder, env, limit_s)
             output += written
             if status != 0:
                 break
@@ -94,30 +107,56 @@ def run(client, backend, limit_s):
     return Outcome(status, time.monotonic() - begun, numbers, output)
 
 
-def execute(command, folder, env, limit_s):
-    """Its status, None if it hangs, and what it wrote."""
+def launches(command, device):
+    """The processes of a command: one, or for ranks that share a GPU one for each."""
     words = shlex.split(command)
-    starts = {
-        "python": [sys.executable],
-        "torchrun": [sys.executable, "-m", "torch.distributed.run"],
-    }
-    words[:1] = starts[words[0]]
+    torchrun = [sys.executable, "-m", "torch.distributed.run"]
+    if device == "cpu":
+        start = [sys.executable] if words[0] == "python" else torchrun
+        return [[*start, *words[1:]]]
+    ranks, program = "2", words[1:]
+    if words[0] == "torchrun":
+        ranks, program = words[3], words[4:]
+    nodes = ["--nnodes", ranks, "--nproc-per-node", "1", "--master-port", free_port()]
+    return [
+        [*torchrun, *nodes, "--node-rank", str(rank), *program]
+        for rank in range(int(ranks))
+    ]
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        return str(made.getsockname()[1])
+
+
+def execute(commands, folder, env, limit_s):
+    """The worst status of all, None if one hangs, and what the first one wrote."""
+    until = time.monotonic() + limit_s
     with tempfile.TemporaryFile("w+") as file:
-        process = subprocess.Popen(
-            words,
-            cwd=folder,
-            env=env,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            end(process)
-            status = None
+        processes = [
+            subprocess.Popen(
+                words,
+                cwd=folder,
+                env=env,
+                stdout=file if number == 0 else subprocess.DEVNULL,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            for number, words in enumerate(commands)
+        ]
+        ends = [ended(process, until) for process in processes]
+        status = None if None in ends else max(ends, key=abs)
         file.seek(0)
         return status, file.read()
+
+
+def ended(process, until):
+    """Its status; None if it had to be ended."""
+    try:
+        return process.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        end(process)
+        return None
 
 
 def end(process):
@@ -130,25 +169,27 @@ def end(process):
     process.wait()
 
 
-def environment(backend):
+def environment(backend, device="cpu"):
     """Nothing is fetched, nothing is left in the user's home, all is on loopback."""
     env = os.environ | {
         "HOME": str(BUILD / "home"),
         "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "HF_HUB_OFFLINE": "1",
-        "ACCELERATE_USE_CPU": "true",
-        "DS_ACCELERATOR": "cpu",
+        "DS_ACCELERATOR": device,
+        "CLIENT_DEVICE": device,
         "TORCH_EXTENSIONS_DIR": str(BUILD / "extensions"),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "300",
         "PYTHONWARNINGS": "ignore",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
+    if device == "cpu":
+        env |= {"ACCELERATE_USE_CPU": "true", "CUDA_VISIBLE_DEVICES": ""}
     (BUILD / "home").mkdir(exist_ok=True)
     env.pop("UNISONO_TORCH_REPLACES", None)
     if backend == "unisono":
-        env["UNISONO_TORCH_REPLACES"] = "gloo"
+        env["UNISONO_TORCH_REPLACES"] = "gloo" if device == "cpu" else "nccl"
     return env
 
 

@@ -1,6 +1,6 @@
 """What is run: other people's programs, and scripts as their users write them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clients.snippets import snippets
@@ -8,6 +8,17 @@ from clients.snippets import snippets
 SCRIPTS = Path(__file__).parent / "scripts"
 ACCELERATE = ("test_script", "test_ops", "test_sync")
 """Of accelerate's own; the others need a GPU or a download, or hang on gloo."""
+
+
+ON_CUDA = {
+    "Accelerator(cpu=True)": "Accelerator()",
+    "use_cpu=True, ": "",
+    'accelerator="cpu", devices=2': 'accelerator="gpu", devices=1, num_nodes=2',
+    "x = torch.randn(8, 10)\n": "x = torch.randn(8, 10).to(engine.device)\n",
+}
+"""What users write for a GPU in the place of what the page has for a CPU."""
+NOT_ON_CUDA = ("Ray", "torchtitan", "torchrun")
+"""How clients are called that want a GPU for each rank, or do nothing with tensors."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +34,20 @@ class Client:
 def torchrun(ranks, program, options=""):
     options = f"--standalone --nproc-per-node {ranks} {options}"
     return f"torchrun {options.strip()} {program}"
+
+
+def on_cuda(client):
+    """The client for ranks that share a GPU; None if there is none."""
+    if client.name.startswith(NOT_ON_CUDA):
+        return None
+    files = tuple((file, replaced(code)) for file, code in client.files)
+    return replace(client, files=files)
+
+
+def replaced(code):
+    for old, new in ON_CUDA.items():
+        code = code.replace(old, new)
+    return code
 
 
 def clients():

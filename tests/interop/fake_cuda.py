@@ -6,6 +6,8 @@ come so far: what is queued on another stream it does not wait for.
 
     fake_cuda.begin()
     x = fake_cuda.tensor(torch.ones(5))
+
+Where the tests run on a GPU, `begin`, `tensor` and `host` are about real tensors of it.
 """
 
 import os
@@ -126,6 +128,8 @@ FUTURES = []
 
 def tensor(x):
     """A tensor as if it were on the device."""
+    if emulated.ON_GPU:
+        return x.cuda()
     made = x.clone()
     MEMORY.append(made.untyped_storage())
     return made.as_subclass(FakeTensor)
@@ -133,6 +137,8 @@ def tensor(x):
 
 def host(x):
     """The elements of a tensor, when the current stream has come so far."""
+    if emulated.ON_GPU:
+        return x.cpu()
     current_stream().synchronize()
     return x.as_subclass(torch.Tensor).clone()
 
@@ -152,6 +158,9 @@ def _future_on(device):
 
 def begin():
     """From now on torch.cuda is this; the process is a rank's, and ends with it."""
+    if emulated.ON_GPU:
+        torch.cuda.set_device(0)
+        return
     os.environ["UNISONO_CUDA_DRIVER"] = "emulated"
     os.environ["UNISONO_CUDA_BLOCKS"] = "2"
     torch.cuda.is_available = lambda: True

@@ -1,6 +1,7 @@
-"""`comm.redistribute` of CUDA tensors, on the emulated driver: held to torch's slices.
+"""`comm.redistribute` of CUDA tensors: held to torch's slices.
 
-The tensors are those of `fake_cuda.py`, which seem to be on a device.
+On the emulated driver the tensors are those of `fake_cuda.py`, which seem to be on a
+device; `make gpu-test` runs the same on a GPU that the ranks share.
 """
 
 from itertools import accumulate, pairwise, product
@@ -14,10 +15,12 @@ import emulated
 import emulated_world
 from forked import attempt
 from unisono.devices.arrays import DeviceArray
+from unisono.parallel import redistribute
 from unisono.runtime import redistribution
 from unisono.runtime.call.shard_sizes import shard_sizes
 
-pytestmark = pytest.mark.skipif(emulated.ON_GPU, reason="the emulated driver")
+on_emulated_driver = pytest.mark.skipif(emulated.ON_GPU, reason="the emulated driver")
+on_gpu = pytest.mark.skipif(not emulated.ON_GPU, reason="there is no GPU")
 SHAPES = ((6, 4, 2), (5, 7, 3), (2, 0, 5), (1, 1, 1))
 CUTS = (0, 1, 2, None)
 
@@ -36,7 +39,7 @@ def part(whole, cut, rank, sizes=None):
 
 
 def check(found, wanted, what=""):
-    assert isinstance(found, fake_cuda.FakeTensor), f"{what}: not on the device"
+    assert found.is_cuda, f"{what}: not on the device"
     expect(fake_cuda.host(found), wanted.contiguous(), what)
 
 
@@ -135,9 +138,32 @@ def copies_of(n, old):
     return 1 if old is None else n
 
 
+@on_emulated_driver
 @pytest.mark.parametrize(("old", "new"), [(1, 0), (None, 1)])
 def test_result_is_ready_on_the_given_stream(ranks, old, new):
     ranks(2, on_given_stream, old, new)
+
+
+def gradients(rank):
+    fake_cuda.begin()
+    whole = torch.arange(35, dtype=torch.float64).reshape(5, 7).sin()
+    weight = whole.cos()
+    with rank.init(timeout_s=60) as comm:
+        for old, new in product((0, 1, None), (0, 1, None)):
+            x = part(whole, old, rank).cuda().requires_grad_()
+            y = redistribute(x, comm, old, new)
+            (y.sin() * part(weight, new, rank).cuda()).sum().backward()
+            wanted = part(whole.cos() * weight, old, rank)
+            torch.testing.assert_close(x.grad.cpu(), wanted)
+        x = whole.cuda().requires_grad_()
+        y = redistribute(x, comm, "partial", 1)
+        (y * part(weight, 1, rank).cuda()).sum().backward()
+        torch.testing.assert_close(x.grad.cpu(), weight)
+
+
+@on_gpu
+def test_gradients_on_the_device_are_those_of_one_process(ranks):
+    ranks(3, gradients)
 
 
 def refused(rank):
@@ -151,6 +177,7 @@ def refused(rank):
         ]
 
 
+@on_emulated_driver
 def test_what_cannot_be_redistributed_on_a_device_is_named(ranks):
     for array, *streams in ranks(2, refused):
         assert array["error"] == "BadArgument"

@@ -2,12 +2,15 @@
 
     python tests/interop/torch_suite.py -n 3
     python tests/interop/torch_suite.py -n 3 --as-gpu --only all_reduce --json out.json
+    python tests/interop/torch_suite.py -n 2 --on-gpu --share 0/4
 
 The tests come with torch, in `torch.testing._internal.distributed.distributed_test`.
 Which of them run is settled while that module is imported, by comparing the name of the
 backend with those that torch knows. So it is given a name that is ours and yet equal to
 gloo and to mpi: what those two can do, we can. With --as-gpu the tests that ask for a
-GPU run as well, on CPU tensors: most are tests of DDP that only say `.cuda()`.
+GPU run as well, on CPU tensors: most are tests of DDP that only say `.cuda()`. With
+--on-gpu it is equal to nccl instead, and the tests of that run on one GPU, which all
+ranks share and each takes for its own.
 
 Exit status 0 if none fails.
 """
@@ -22,6 +25,7 @@ import sys
 import tempfile
 import time
 import unittest
+from types import SimpleNamespace
 from unittest import mock
 
 OURS = "unisono"
@@ -55,8 +59,8 @@ class Name(str):
         return "".join(self)
 
 
-def suite(n, *, as_gpu=False):
-    """The class of all tests, for n ranks."""
+def suite(n, device=None):
+    """The class of all tests, for n ranks; the device is what they take for GPUs."""
     os.environ.update(
         BACKEND=OURS,
         WORLD_SIZE=str(n),
@@ -68,24 +72,53 @@ def suite(n, *, as_gpu=False):
 
     import ranks  # noqa: F401  (so that the ranks need not)
     import torch
+
+    if device == "cuda":
+        _leave_to_ranks(torch, n)
     from torch.testing._internal import common_distributed as common
 
     torch.set_num_threads(1)
     common.TIMEOUT_OVERRIDE.clear()
     common.DistTestCases.backend_feature["plugin"].add(OURS)
-    _gates(common, n, as_gpu)
+    _gates(common, n, device)
+    if device == "cuda":
+        Name.others = ("nccl",)
     named = collections.ChainMap({"BACKEND": Name(OURS)}, os.environ)
     with mock.patch.object(os, "environ", named):
         from torch.testing._internal.distributed import distributed_test as module
     _open_monitored_barrier()
-    return _test_case(module, n, as_gpu)
+    return _test_case(module, n, device)
 
 
-def _gates(common, n, as_gpu):
+def _leave_to_ranks(torch, n):
+    """This process does not ask CUDA what there is: forked ranks could not use it."""
+    here = os.getpid()
+    begin = torch.cuda._lazy_init
+
+    def only_in_ranks():
+        if os.getpid() == here:
+            raise RuntimeError("the process that forks the ranks must not use CUDA")
+        begin()
+
+    def or_in_rank(function, value):
+        return lambda *args: value if os.getpid() == here else function(*args)
+
+    torch.cuda._lazy_init = only_in_ranks
+    torch.cuda.is_available = lambda: True
+    torch.cuda.device_count = torch._C._cuda_getDeviceCount = lambda: n
+    newest = SimpleNamespace(major=9, minor=0, gcnArchName="", total_memory=1 << 37)
+    for name, value in (
+        ("get_device_capability", (9, 0)),
+        ("get_device_properties", newest),
+    ):
+        setattr(torch.cuda, name, or_in_rank(getattr(torch.cuda, name), value))
+
+
+def _gates(common, n, device):
     """Say what is skipped before ranks are started for it, not by them."""
 
     def gpu(test):
-        return test if as_gpu else unittest.skip("needs a GPU")(test)
+        return test if device else unittest.skip("needs a GPU")(test)
 
     counted = common.skip_if_lt_x_gpu
 
@@ -93,7 +126,7 @@ def _gates(common, n, as_gpu):
         return counted(count, allow_cpu=True) if allow_cpu else gpu
 
     common.skip_if_no_gpu, common.skip_if_lt_x_gpu = gpu, gpus
-    if as_gpu:
+    if device:
         common.init_multigpu_helper = lambda n, _: {rank: [rank] for rank in range(n)}
     if n < 8:
         common.skip_if_small_worldsize = unittest.skip("needs 8 ranks")
@@ -117,7 +150,7 @@ def _open_monitored_barrier():
     dist.monitored_barrier = c10d.monitored_barrier = monitored_barrier
 
 
-def _test_case(module, n, as_gpu):
+def _test_case(module, n, device):
     import torch
 
     class TorchSuite(module.TestDistBackend, module.DistributedTest._DistTestBase):
@@ -128,56 +161,78 @@ def _test_case(module, n, as_gpu):
 
         @classmethod
         def _run(cls, rank, *args, **options):
-            if as_gpu:
-                cpu_as_gpu(rank, n)
+            if device:
+                one_as_all(torch.device(device), rank, n)
             super()._run(rank, *args, **options)
 
     for name in unittest.TestLoader().getTestCaseNames(TorchSuite):
-        if as_gpu and NEED_A_GPU.search(name):
+        if device == "cpu" and NEED_A_GPU.search(name):
             skipped = unittest.skip("needs a real GPU")(getattr(TorchSuite, name))
             setattr(TorchSuite, name, skipped)
     return TorchSuite
 
 
-def cpu_as_gpu(rank, n):
-    """From here on this process takes the CPU for a GPU."""
+def one_as_all(device, rank, n):
+    """From here on this process takes the CPU, or the only GPU, for each of n GPUs."""
     import torch
     from torch.nn.parallel import DistributedDataParallel as Ddp
     from torch.overrides import TorchFunctionMode
 
-    cpu = torch.device("cpu")
+    on_cpu = device.type == "cpu"
 
-    def device(value):
+    def mapped(value):
         named = isinstance(value, str | torch.device) and "cuda" in str(value)
-        return cpu if named or type(value) is int else value
+        return device if named or type(value) is int else value
 
-    class OnCpu(TorchFunctionMode):
+    class OnOne(TorchFunctionMode):
         def __torch_function__(self, function, types, args=(), kwargs=None):
             kwargs = dict(kwargs or {})
             if function is torch.Tensor.cuda:
-                return args[0]
+                return args[0] if on_cpu else args[0].to(device)
             if function is torch.Tensor.to:
-                args = (args[0], *map(device, args[1:]))
+                args = (args[0], *map(mapped, args[1:]))
             if kwargs.get("device") is not None:
-                kwargs["device"] = device(kwargs["device"])
+                kwargs["device"] = mapped(kwargs["device"])
             return function(*args, **kwargs)
 
     made, moved = Ddp.__init__, torch.nn.Module.to
 
     def init(self, net, device_ids=None, output_device=None, *args, **kwargs):
-        made(self, net, None, None, *args, **kwargs)
+        one = [0] if device_ids and not on_cpu else None
+        made(self, net, one, None, *args, **kwargs)
 
     def to(self, *args, **kwargs):
-        kwargs = {key: device(value) for key, value in kwargs.items()}
-        return moved(self, *map(device, args), **kwargs)
+        kwargs = {key: mapped(value) for key, value in kwargs.items()}
+        return moved(self, *map(mapped, args), **kwargs)
 
     Ddp.__init__, torch.nn.Module.to = init, to
-    torch.nn.Module.cuda = lambda self, *_: self
-    for name in ("set_device", "synchronize", "manual_seed", "manual_seed_all"):
-        setattr(torch.cuda, name, lambda *args, **kwargs: None)
-    torch.cuda.current_device = lambda: rank
+    torch.nn.Module.cuda = lambda self, *_: self if on_cpu else moved(self, device)
     torch.cuda.device_count = lambda: n
-    OnCpu().__enter__()
+    (_no_gpu if on_cpu else _one_gpu)(torch.cuda, rank)
+    OnOne().__enter__()
+
+
+def _no_gpu(cuda, rank):
+    for name in ("set_device", "synchronize", "manual_seed", "manual_seed_all"):
+        setattr(cuda, name, lambda *args, **kwargs: None)
+    cuda.current_device = lambda: rank
+
+
+def _one_gpu(cuda, rank):
+    """Streams and barriers that name a GPU of their rank have the only one."""
+    import torch.distributed as dist
+
+    cuda.set_device = lambda *args, **kwargs: None
+    stream, barrier = cuda.Stream, dist.barrier
+
+    class Stream(stream):
+        def __new__(cls, device=None, priority=0, **kwargs):
+            return stream.__new__(cls, 0, priority, **kwargs)
+
+    def on_one(*args, device_ids=None, **kwargs):
+        return barrier(*args, device_ids=[0] if device_ids else None, **kwargs)
+
+    cuda.Stream, dist.barrier = Stream, on_one
 
 
 class Results(unittest.TestResult):
@@ -230,13 +285,18 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-n", type=int, default=3, help="how many ranks")
     parser.add_argument("--as-gpu", action="store_true", help="the GPU tests, too")
+    parser.add_argument("--on-gpu", action="store_true", help="those of NCCL, on a GPU")
+    parser.add_argument("--share", default="0/1", help="2/4: every fourth, from 2 on")
     parser.add_argument("--only", action="append", help="a regular expression")
     parser.add_argument("--json", help="where to write how each test ended")
     result = parser.parse_args()
-    cases = suite(result.n, as_gpu=result.as_gpu)
+    device = "cuda" if result.on_gpu else "cpu" if result.as_gpu else None
+    cases = suite(result.n, device)
     names = unittest.TestLoader().getTestCaseNames(cases)
     wanted = re.compile("|".join(result.only or [""]))
+    first, step = map(int, result.share.split("/"))
     names = [x for x in names if wanted.search(x) and not HEAVY.search(x)]
+    names = names[first::step]
     with tempfile.TemporaryFile("w+") as log:
         ends = run(cases, names, log)
     for name, end in ends.items():
@@ -246,7 +306,7 @@ def main():
     figures = ", ".join(
         f"{count[how]} {how}" for how in ("passed", "failed", "skipped")
     )
-    how = ", the CPU as GPU" if result.as_gpu else ""
+    how = ", the CPU as GPU" if device == "cpu" else ", on a GPU" if device else ""
     sys.stdout.write(f"torch's suite on {result.n} ranks{how}: {figures}\n")
     if result.json:
         with open(result.json, "w") as file:

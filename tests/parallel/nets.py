@@ -11,6 +11,17 @@ from torch.nn import functional
 STEPS = 20
 NS = [1, 2, 3, 4]
 _SEEDING = threading.Lock()  # ranks that are threads share torch's generator
+_device = "cpu"
+
+
+def move_to(device):
+    """From now on nets and batches of this process are there."""
+    global _device
+    _device = device
+
+
+def device():
+    return _device
 
 
 class Mlp(nn.Module):
@@ -71,16 +82,16 @@ class Gpt(nn.Module):
 def made(kind=Mlp, seed=0):
     with _SEEDING, torch.random.fork_rng():
         torch.manual_seed(seed)
-        return kind()
+        return kind().to(_device)
 
 
 def batch(kind, step, rank):
     """Inputs and targets of one rank in one step."""
     source = torch.Generator().manual_seed(1000 * step + rank)
     if issubclass(kind, Gpt):
-        tokens = torch.randint(17, (2, 9), generator=source)
+        tokens = torch.randint(17, (2, 9), generator=source).to(_device)
         return tokens[:, :-1], tokens[:, 1:]
-    x = torch.randn(4, 5, generator=source)
+    x = torch.randn(4, 5, generator=source).to(_device)
     return x, x[:, :3].tanh()
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from nets import Mlp, batch, loss_of, made, same, weights
+from nets import Mlp, batch, device, loss_of, made, same, weights
 from sharded_nets import PLAN, Net, net, tokens
 
 from unisono.errors import CollectiveMismatch
@@ -77,7 +77,7 @@ class CutAndSharded:
 
 def learn(comm, run, first, overflows=True):
     """The scale after each step, and whether it changed the weights; at last these."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(device(), init_scale=1024.0)
     history = []
     for step in range(STEPS):
         before = weights_of(run)

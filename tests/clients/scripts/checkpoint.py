@@ -3,6 +3,7 @@
 Every phase but the first loads what the one before has saved. Each takes two steps.
 """
 
+import os
 import sys
 
 import torch
@@ -13,16 +14,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 folder, phase = sys.argv[1], int(sys.argv[2])
-init_device_mesh("cpu", (int(sys.argv[3]),))
+device = os.environ.get("CLIENT_DEVICE", "cpu")
+init_device_mesh(device, (int(sys.argv[3]),))
 torch.manual_seed(phase)  # what is loaded must not be there already
-model = torch.nn.Sequential(torch.nn.Linear(6, 50), torch.nn.Linear(50, 6))
+model = torch.nn.Sequential(torch.nn.Linear(6, 50), torch.nn.Linear(50, 6)).to(device)
 fully_shard(model)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
 
 
 def step() -> float:
     # The same rows on all ranks: the number of ranks does not change the result.
-    x = torch.arange(12.0).reshape(2, 6) / 12
+    x = torch.arange(12.0, device=device).reshape(2, 6) / 12
     loss = (model(x) - x).square().mean()
     optimizer.zero_grad()
     loss.backward()
