@@ -21,6 +21,7 @@ def ns(us):
     return round(us * 1e3)
 
 
+@pytest.mark.sweep
 @given(
     st.lists(st.tuples(PLACES, TIMES, TIMES), min_size=1, max_size=12),
     st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=8),

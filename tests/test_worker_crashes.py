@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = """
 import os
 import signal
@@ -31,6 +33,7 @@ def pytest_configure(config):
 """
 
 
+@pytest.mark.sweep
 def test_stacks_of_a_worker_that_died_are_printed_last(tmp_path):
     support = Path(__file__).parent / "support"
     (tmp_path / "test_dies.py").write_text(TESTS)

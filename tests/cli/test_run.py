@@ -304,6 +304,7 @@ def test_nodes_without_ssh_have_consecutive_ranks_and_one_rendezvous(run, script
         assert message in err
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("backend", ["gloo", "unisono"])
 def test_torch_distributed_works_with_the_variables_of_torchrun(run, script, backend):
     pytest.importorskip("torch")

@@ -109,6 +109,7 @@ def forks_after_a_release(comm):
     return forks(comm, releases=True)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize(
     "program", [forks_before_anything_is_released, forks_after_a_release]
 )

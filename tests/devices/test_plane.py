@@ -39,6 +39,7 @@ def test_every_algorithm_between_threads(n):
         check(cases, w.run(perform_on_device, cases))
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", [2, 3, 4, 8])
 def test_every_type_and_operation_between_threads(n):

@@ -109,6 +109,7 @@ def queues_of_a_rank(comm):
     return os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
 
 
+@pytest.mark.sweep
 def test_processes_do_not_inherit_what_was_set_for_threads(monkeypatch):
     monkeypatch.setenv(cuda_queues.VARIABLE, "32")
     monkeypatch.setenv(REQUESTED_BY, str(os.getpid()))

@@ -170,6 +170,7 @@ end()
 """
 
 
+@pytest.mark.sweep
 def test_both_adapters_run_calls_and_time_out(ranks, adapter):
     first, second = ranks(adapter, CALLS)
     assert second.split() == [adapter, adapter, "unisono"]

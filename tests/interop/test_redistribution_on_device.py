@@ -60,6 +60,7 @@ def every_cut(rank, asynchronous):
             assert found.data_ptr() != x.data_ptr() or x.numel() == 0
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("n", [2, 3])
 def test_any_cut_of_cuda_tensors_becomes_any_other(ranks, n, asynchronous):
@@ -79,6 +80,7 @@ def summands(rank, dtype):
             check(x, whole * (rank.number + 1), "x is not changed")
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int64"])
 def test_summands_on_the_device_become_parts_or_the_whole(ranks, dtype):
     ranks(3, summands, dtype)

@@ -74,6 +74,7 @@ def test_copies_of_every_type_are_correct(ranks, name):
     ranks(3, every_copy, name, WAYS[TYPES.index(name) % len(WAYS)])
 
 
+@pytest.mark.cases(1)
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [1, 2, 4])
 @pytest.mark.parametrize("how", WAYS)

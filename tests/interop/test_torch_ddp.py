@@ -42,6 +42,7 @@ def trained(rank, name):
         close(net.parameters(), right.parameters())
 
 
+@pytest.mark.cases(1)
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("n", [2, 3])

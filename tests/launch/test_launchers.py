@@ -178,6 +178,7 @@ def across_ssh(ssh, environ):
     return [([*ours, *place], {})]
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(engine=[across_ssh])
 @pytest.mark.parametrize(
     "engine",

@@ -77,6 +77,7 @@ def test_commands_on_pages_are_valid(app, line):
     app.parse_args(shlex.split(line)[1:], print_error=False, exit_on_error=False)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("name", ["README.md", "README.zh.md"])
 def test_script_of_the_readme_prints_the_shown_output(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -191,7 +191,7 @@ def test_attention_sends_the_bytes_of_the_formula(threads, n, how):
     assert threads(n, sent) == [right] * n
 
 
-@pytest.mark.cases(1)
+@pytest.mark.sweep
 @pytest.mark.quick(dp=[2])
 @pytest.mark.parametrize("how", BOTH)
 @pytest.mark.parametrize(("dp", "n"), [(1, 1), (1, 2), (1, 3), (1, 4), (2, 2)])

@@ -98,6 +98,7 @@ def on_processes(rank):
     same(found, alone(Gpt, rank.n)[1])
 
 
+@pytest.mark.sweep
 def test_fsdp_on_processes_has_the_bits_of_one_process(processes):
     processes(2, on_processes)
 

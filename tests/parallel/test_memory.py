@@ -119,7 +119,7 @@ def measured(rank, name):
         return held(), max(peaks)
 
 
-@pytest.mark.cases(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FORMULAS)
 def test_live_tensors_have_the_memory_of_the_formula(processes, name):
     layer = 4 * WIDTH * WIDTH

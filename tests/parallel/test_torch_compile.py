@@ -79,7 +79,7 @@ def check(found):
         assert all("torch.compiler.disable" in reason for reason in breaks), breaks
 
 
-@pytest.mark.cases(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["ddp", "fsdp"])
 def test_compiled_strategy_has_the_losses_of_the_plain_one(processes, name):
     check(processes(2, compared, name, "mlp", "eager"))

@@ -44,6 +44,7 @@ def run(comm, kind, stage, how=SGD, clip=None, steps=20):
     return losses, opt.model_state_dict()
 
 
+@pytest.mark.cases(1)
 @pytest.mark.quick(n=[3])
 @pytest.mark.parametrize("n", NS)
 @pytest.mark.parametrize("stage", STAGES)

@@ -255,6 +255,7 @@ def test_short_partition_raises_no_error(hosts, tmp_path):
     assert len({end.result for end in ends}) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(ranks=[[1, 1, 1]])
 @needs_hosts()
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ def hosts():
         yield made
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(ranks=[(1, 1)])
 @pytest.mark.parametrize("ranks", [(1, 1), (2, 3, 1), (1, 2, 1, 1)], ids=str)
 def test_algorithms_between_namespaces_are_correct(ranks, hosts):

@@ -196,6 +196,7 @@ def test_failure_reaches_a_host_without_a_stream_to_its_reporter():
         assert made.run(one_gives_up, 1) == [[]] * 3
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(3))
 def test_random_sleeps_change_nothing(seed):
     sleepy_world(seed)

@@ -243,6 +243,7 @@ def attempt_init(rendezvous_timeout_s):
     return "connected"
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(encrypts=[1])
 @pytest.mark.parametrize("encrypts", [0, 1])
 def test_rank_without_tls_is_refused_with_an_error(encrypts):

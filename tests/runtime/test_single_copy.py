@@ -48,6 +48,7 @@ def reaching(comm, cases):
     return perform(comm, cases), comm.core.native.cross_memory_access()
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(n=[2])
 @pytest.mark.parametrize("n", [2, 3, 5])
 def test_single_copy_is_correct_for_every_algorithm(n):

@@ -150,6 +150,7 @@ FAULTS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(faults=[waits_dropped])
 @pytest.mark.parametrize(("faults", "share"), FAULTS)
 def test_faults_are_noticed(faults, share):

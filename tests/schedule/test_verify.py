@@ -85,6 +85,7 @@ def kept(t: Transfer, n: int) -> Transfer:
     return t._replace(into=t.chunk, src=(t.dst + 1 + t.src % (n - 1)) % n)
 
 
+@pytest.mark.cases(1)
 @both_built
 @pytest.mark.parametrize(("exact", "temporaries"), [(True, 0), (False, 0), (False, 2)])
 @law
@@ -141,6 +142,7 @@ def test_random_faults_are_of_several_kinds():
     assert any("second copy" in text for text in outcomes)
 
 
+@pytest.mark.cases(1)
 @pytest.mark.parametrize("state_bytes", [1, 100, 1000])
 def test_verification_in_several_batches_gives_the_same_result(
     monkeypatch, state_bytes

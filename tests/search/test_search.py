@@ -113,6 +113,7 @@ def test_memory_falls_with_zero_recomputing_and_axes():
     assert staged.parameters < 2 * job.model.parameters / 50
 
 
+@pytest.mark.sweep
 def test_search_finds_the_quickest_of_all_choices():
     where = parse("dgx-h100:1")
     found = search(SMALL, where, batch=16, sequence=512, top=50, **FAST)
@@ -173,6 +174,7 @@ def test_search_refuses_what_it_cannot_know():
         Job(parse_model(SMALL), 8, 8, 512, 1e12, efficiency=2.0)
 
 
+@pytest.mark.sweep
 def test_megatrons_choice_is_found_with_its_throughput():
     """With what there was then: no sharding of states, full recomputing."""
     limits = Limits({"cp": 1}, zero=(0,), recompute=("full",))

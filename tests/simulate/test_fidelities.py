@@ -270,6 +270,7 @@ LAWFUL = [
 ]
 
 
+@pytest.mark.cases(2)
 @pytest.mark.parametrize(("topology", "algorithm"), LAWFUL)
 def test_closed_forms_hold_for_sizes_they_were_not_fitted_to(topology, algorithm):
     where = parse(topology)
@@ -367,7 +368,7 @@ def test_auto_fidelity_depends_on_the_topology_alone():
     assert simulate("ring", streams, 8).fidelity == "events"
 
 
-@pytest.mark.cases(1)
+@pytest.mark.sweep
 @pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "all_to_all"])
 def test_tiny_changes_change_a_time_by_what_they_cost(collective):
     where = parse("dgx-h100:2")

@@ -145,6 +145,7 @@ def test_groups_use_the_fastest_of_several_algorithms():
     assert name
 
 
+@pytest.mark.sweep
 def test_70b_on_512_gpus_scales_with_batch_and_nics():
     found = train("70B", "dgx-h100:64", strategy="fsdp", tp=8)
     assert (found.n, found.dp) == (512, 64)

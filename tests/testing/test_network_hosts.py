@@ -264,6 +264,7 @@ def interrupted(seen):
         raise KeyboardInterrupt
 
 
+@pytest.mark.sweep
 def test_nothing_is_left_when_the_context_is_left():
     seen, files = set(), set(os.listdir("/proc/self/fd"))
     with pytest.raises(KeyboardInterrupt):

@@ -275,6 +275,7 @@ def across(comm):
     return comm.core.session.logbook.clock
 
 
+@pytest.mark.sweep
 def test_processes_on_several_hosts_leave_parts_on_one_clock(tmp_path, monkeypatch):
     monkeypatch.setenv(tracing.TRACE, str(tmp_path))
     clocks = world_across([2, 1]).run(across)

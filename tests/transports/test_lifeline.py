@@ -301,6 +301,7 @@ class Deaf:
         self._thread.join()
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(limit_ms=[60_000])
 @pytest.mark.parametrize(
     ("limit_ms", "count"),

@@ -573,6 +573,7 @@ def without_descriptors(rank):
     return one.rejected
 
 
+@pytest.mark.sweep
 def test_listener_recovers_when_descriptors_run_out(forks):
     (end,) = forks.run(1, without_descriptors)
     assert end.value, end.stderr

@@ -89,6 +89,7 @@ def connect(hosts, wheres, secret, interface=None):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("host", ["10.77.0.{}", "fd77::{}"])
 def test_ranks_connect_by_route(host, hosts):
     port = 29500

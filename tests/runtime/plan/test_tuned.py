@@ -286,6 +286,7 @@ def ran(comm):
     return names, comm.explain("all_reduce", x)
 
 
+@pytest.mark.sweep
 def test_processes_and_groups_use_the_table(file, monkeypatch):
     write(file)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))

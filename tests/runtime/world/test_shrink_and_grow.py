@@ -111,6 +111,7 @@ def test_second_death_during_shrink_leaves_the_survivors(hosts, point):
     check(living, 2 if hosts == 4 else 3, may_live=() if hosts == 4 else (0, 1))
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(hosts=[[1, 1, 1]])
 @pytest.mark.parametrize("hosts", [3, [1, 1, 1]], ids=str)
 def test_late_rank_is_left_out_with_an_error(hosts, tmp_path):
@@ -223,6 +224,7 @@ def test_world_without_its_first_rank_grows_again(hosts):
     check(living, 3, epoch=2)  # no rank was left out of the grown world
 
 
+@pytest.mark.sweep
 @pytest.mark.quick(hosts=[[2, 1]])
 @pytest.mark.parametrize("hosts", [3, [2, 1]], ids=str)
 def test_joining_process_that_dies_breaks_nothing(hosts):
