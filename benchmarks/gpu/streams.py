@@ -25,6 +25,7 @@ from benchmarks.gpu.ranks import (
 )
 from unisono import _native
 from unisono.devices import kernels, rtc
+from unisono.runtime.device.kernel_engine import KernelEngine
 from unisono.runtime.plan.plans import lowered
 from unisono.units import format_bytes
 
@@ -220,9 +221,9 @@ def by_hand(ranks: StreamRanks, _: float, __: argparse.Namespace) -> None:
 
         repeats = 20 if nbytes <= MIB else 4
         ours = ranks.captured(call, repeats)
-        plane = ranks.comms[0].core.device._plane
-        assert plane is not None
-        blocks = plane.blocks(nbytes)
+        engine = ranks.comms[0].core.device.made
+        assert isinstance(engine, KernelEngine)
+        blocks = engine.plane.blocks(nbytes)
         theirs = DirectByHand(ranks, xs).captured(blocks, repeats)
         pairs = [(ours.seconds(), theirs.seconds()) for _ in range(3)]
         mine, other = sorted(pairs, key=lambda pair: pair[0] / pair[1])[1]

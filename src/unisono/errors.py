@@ -20,6 +20,7 @@
     │  ├─ UnsupportedDevice   it is too old
     │  ├─ NvrtcMissing        the compiler of its kernels is not there
     │  ├─ NvrtcTooOld         the compiler does not know it, or C++20
+    │  ├─ NcclMissing         the engine is NCCL, which is not there
     │  └─ CompilationFailed   a kernel could not be compiled
     └─ MissingExtra    an optional dependency is not installed
        └─ MissingLibrary      one that pip does not bring
@@ -209,6 +210,15 @@ class NvrtcTooOld(DeviceError):
         super().__init__(message)
         self.version = version
         self.capability = capability
+
+
+class NcclMissing(DeviceError):
+    """NCCL, or one that is new enough, was found in none of the places in `looked`."""
+
+    def __init__(self, message: str, *, looked: Sequence[str]) -> None:
+        """Keep where it was looked for, and what was there."""
+        super().__init__(message)
+        self.looked = tuple(looked)
 
 
 class CompilationFailed(DeviceError):

@@ -203,7 +203,7 @@ def expandable(comm):
             x.fill_(comm.rank + 1.0)
             comm.all_reduce(x)
             found.append(bool((x == 3).all().item()))
-            native = comm.core.device._plane.native
+            native = comm.core.device.made.plane.native
             after = native.exposed()
             comm.barrier()
         found.append(

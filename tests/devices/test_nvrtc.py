@@ -43,7 +43,7 @@ def nothing(monkeypatch, tmp_path):
     """A host where NVRTC is nowhere; find it anew."""
     for name in (nvrtc.VARIABLE, "CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(nvrtc, "_package_folders", lambda name: [tmp_path / name])
+    monkeypatch.setattr(nvrtc, "package_folders", lambda name: [tmp_path / name])
     monkeypatch.setattr(nvrtc, "_USUAL", tmp_path / "usr" / "local")
     places = dict(nvrtc._PLACES)
     places["libraries of this process"] = lambda: iter(())

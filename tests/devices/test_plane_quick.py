@@ -28,7 +28,7 @@ class Rank:
 
     @property
     def plane(self):
-        return self.comm.core.device._plane
+        return self.comm.core.device.made.plane
 
     def only_quick(self):
         """From now on a call that is not found fails."""

@@ -29,11 +29,11 @@ class Rank:
 
     @property
     def native(self):
-        return self.comm.core.device._plane.native
+        return self.comm.core.device.made.plane.native
 
     def all_reduce(self, x):
         """Whether the input and the output were exposed."""
-        before = self.native.exposed() if self.comm.core.device._plane else 0
+        before = self.native.exposed() if self.comm.core.device.made else 0
         self.comm.all_reduce(x, stream=self.stream)
         self.comm.synchronize(LIMIT_S)
         return self.native.exposed() > before

@@ -190,7 +190,7 @@ def captured_plan(comm):
     cuda.begin_capture(stream.handle, cuda.GLOBAL)
     comm.all_reduce(x, stream=stream, label="captured")  # not made before
     graph = cuda.instantiate(cuda.end_capture(stream.handle))
-    comm.core.device._plane._plans.clear()
+    comm.core.device.made.plane._plans.clear()
     comm.barrier()
     for i in range(300):  # other tables in the memory of those, if it were free
         comm.all_reduce(x, op="max", stream=stream, label=f"other {i}")

@@ -102,7 +102,7 @@ def explained(comm):
         comm.all_reduce(x, stream=stream)
         comm.synchronize(30)
         comm.barrier()
-    exposed = comm.core.device._plane.native.exposed()
+    exposed = comm.core.device.made.plane.native.exposed()
     return comm.explain("all_reduce", x), exposed
 
 

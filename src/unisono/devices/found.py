@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from unisono import cuda_queues
-from unisono.devices import kernel_cache, nvrtc
+from unisono.devices import kernel_cache, nccl, nvrtc
 from unisono.errors import BadArgument, DeviceError, UsageError
 from unisono.units import format_bytes
 
+ENGINE = "UNISONO_CUDA_ENGINE"
+"""Who carries out calls on CUDA arrays: "unisono" or "nccl"."""
 WINDOWS = "UNISONO_CUDA_WINDOWS"
 """Where the windows of device communicators are: "host" or "device"."""
 _DRIVER = "libcuda.so.1"
@@ -52,6 +54,15 @@ def compiler() -> Found:
     except DeviceError as why:
         return Found(False, str(why), nvrtc.INSTALL)
     return Found(True, f"{library.version[0]}.{library.version[1]} ({library.path})")
+
+
+def collectives() -> Found:
+    """NCCL, which can be the engine of calls on CUDA arrays."""
+    try:
+        library = nccl.find()
+    except DeviceError as why:
+        return Found(False, str(why), nccl.INSTALL)
+    return Found(True, f"{'.'.join(map(str, library.version))} ({library.path})")
 
 
 def windows() -> Found:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,6 +25,14 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from pathlib import Path
 from typing import NamedTuple
 
+from unisono.devices.libraries import (
+    Places,
+    loaded,
+    newest_first,
+    numbers,
+    package_folders,
+    search,
+)
 from unisono.errors import CompilationFailed, NvrtcMissing, NvrtcTooOld
 
 VARIABLE = "UNISONO_NVRTC"
@@ -168,25 +175,12 @@ def find() -> Nvrtc:
     named = os.environ.get(VARIABLE, "")
     if named:
         return _named(named)
-    looked, too_old = [f"{VARIABLE}: not set"], None
-    for place, paths in _PLACES:
-        nothing = True
-        for path in paths():
-            try:
-                found = Nvrtc(path)
-            except OSError as why:
-                if "/" in path:
-                    looked.append(f"{place}: {why}")
-                    nothing = False
-                continue
-            if found.version >= OLDEST:
-                return found
-            looked.append(f"{place}: {found} is too old")
-            too_old, nothing = found, False
-        if nothing:
-            looked.append(f"{place}: nothing")
+    found, too_old, looked = search(_PLACES, Nvrtc, OLDEST)
+    if found is not None:
+        return found
     if too_old is not None:
         raise _too_old(too_old)
+    looked.insert(0, f"{VARIABLE}: not set")
     raise NvrtcMissing(
         "kernels for GPUs are compiled by NVRTC, which was not found; "
         f"{INSTALL}, or name the library: {VARIABLE}=/path/to/libnvrtc.so. "
@@ -222,31 +216,26 @@ def _too_old(found: Nvrtc) -> NvrtcTooOld:
 
 def _loaded() -> Iterator[str]:
     """Libraries that this process has mapped."""
-    try:
-        lines = Path("/proc/self/maps").read_text().splitlines()
-    except OSError:
-        return
-    paths = dict.fromkeys(line[line.find("/") :] for line in lines if "/" in line)
-    yield from _newest_first(Path(path) for path in paths)
+    yield from loaded(_FILE)
 
 
 def _wheels() -> Iterator[str]:
     """Wheels of CUDA 13 share the folder nvidia/cu13; those of 12 have their own."""
-    for folder in _package_folders("nvidia"):
-        yield from _newest_first(folder.glob("*/lib/libnvrtc*"))
+    for folder in package_folders("nvidia"):
+        yield from newest_first(folder.glob("*/lib/libnvrtc*"), _FILE)
 
 
 def _torch() -> Iterator[str]:
-    for folder in _package_folders("torch"):
-        yield from _newest_first((folder / "lib").glob("libnvrtc*"))
+    for folder in package_folders("torch"):
+        yield from newest_first((folder / "lib").glob("libnvrtc*"), _FILE)
 
 
 def _toolkits() -> Iterator[str]:
     named = [os.environ.get(name, "") for name in ("CUDA_HOME", "CUDA_PATH")]
-    usual = sorted(_USUAL.glob("cuda*"), key=_numbers, reverse=True)
+    usual = sorted(_USUAL.glob("cuda*"), key=lambda p: numbers(p, _FILE), reverse=True)
     for root in [*(Path(name) for name in named if name), *usual]:
         for folder in ("lib64", "lib", "targets/*/lib"):
-            yield from _newest_first(root.glob(f"{folder}/libnvrtc*"))
+            yield from newest_first(root.glob(f"{folder}/libnvrtc*"), _FILE)
 
 
 def _loader() -> Iterator[str]:
@@ -254,32 +243,10 @@ def _loader() -> Iterator[str]:
     yield from ("libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so")
 
 
-_PLACES: tuple[tuple[str, Callable[[], Iterator[str]]], ...] = (
+_PLACES: Places = (
     ("libraries of this process", _loaded),
     ("wheels in site-packages", _wheels),
     ("torch's libraries", _torch),
     ("CUDA_HOME, CUDA_PATH, /usr/local/cuda*", _toolkits),
     ("the dynamic loader", _loader),
 )
-
-
-def _package_folders(name: str) -> list[Path]:
-    """Where a package lies, without importing it; wheels may share one in pieces."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
-        return []
-    folders = spec.submodule_search_locations if spec is not None else None
-    return [Path(folder) for folder in folders or ()]
-
-
-def _newest_first(paths: Iterable[Path]) -> list[str]:
-    found = [path for path in paths if _FILE.fullmatch(path.name)]
-    return [str(path) for path in sorted(found, key=_numbers, reverse=True)]
-
-
-def _numbers(path: Path) -> list[int]:
-    """The version in a file's name; one without goes last: libnvrtc.so is a link."""
-    match = _FILE.fullmatch(path.name)
-    text = match["version"] if match else path.name
-    return [int(number) for number in re.findall(r"\d+", text)]

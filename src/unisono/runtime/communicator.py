@@ -38,10 +38,11 @@ from unisono.runtime.call.shared_arrays import shared_array
 from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core
 from unisono.runtime.failing import fail_together
+from unisono.runtime.identity import Identity
 from unisono.runtime.observe import explain, recorder
 from unisono.runtime.plan.plans import CODES
 from unisono.runtime.redistribution import redistribute
-from unisono.transports.session import Peer, refuse_too_many
+from unisono.transports.session import refuse_too_many
 
 _ALL_REDUCE, _REDUCE = CODES["all_reduce"], CODES["reduce"]
 _ALL_GATHER, _GATHER = CODES["all_gather"], CODES["gather"]
@@ -54,51 +55,15 @@ _COPIES = Reduction("sum")  # for collectives that reduce nothing
 
 
 @with_option_help
-class Communicator:
+class Communicator(Identity):
     """Ranks 0..world_size-1, of which this process (or thread) is `rank`."""
 
     def __init__(self, core: Core) -> None:
         """Not for users: `unisono.init`, `split` and `testing.world` make them."""
-        self.core = core
-        self.rank = core.rank
-        self.world_size = core.world_size
-        self.hosts = core.hosts
+        super().__init__(core)
         self.left_out: tuple[int, ...] = ()
         self._position = core.position
         self._quick = core.quick
-
-    @property
-    def size(self) -> int:
-        """The number of ranks, as `world_size`."""
-        return self.world_size
-
-    @property
-    def name(self) -> str:
-        """What errors and records call it: `world`, or whence it was split."""
-        return self.core.name
-
-    @name.setter
-    def name(self, name: str) -> None:
-        self.core.name = name
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a call may take that is given no limit of its own; can be set."""
-        return self.core.timeout_s
-
-    @timeout_s.setter
-    def timeout_s(self, seconds: float) -> None:
-        self.core.timeout_s = seconds
-
-    @property
-    def peers(self) -> list[Peer]:
-        """Who the ranks are: process and host, by rank here."""
-        return self.core.peers
-
-    @property
-    def world_ranks(self) -> tuple[int, ...]:
-        """The ranks that these are in the world, by rank here."""
-        return self.core.world_ranks
 
     def abort(self) -> None:
         """Break it for all ranks, and leave.
@@ -108,12 +73,6 @@ class Communicator:
         """
         if not self.core.closed:
             self.core.abort()
-
-    def __repr__(self) -> str:
-        """One line, for debuggers and logs."""
-        state = ", closed" if self.core.closed else ""
-        who = f"rank {self.rank} of {self.world_size}"
-        return f"<Communicator {self.name!r}: {who}{state}>"
 
     def synchronize(self, timeout_s: float | None = None) -> None:
         """Wait until all calls on CUDA arrays have ended; raise if one has failed.

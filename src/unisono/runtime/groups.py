@@ -71,6 +71,7 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
         if _blockers(comm, members):
             raise _broken(comm, members) from error
         raise
+    joined.device.given = comm.core.device.given
     made = type(comm)(joined)
     _await_all(comm, made, members)
     return made

@@ -163,6 +163,16 @@ class Work:
         return f"<Work: {self.call}, {state}>"
 
 
+class DeviceCalls(Protocol):
+    """The calls of a communicator that are in flight on a device."""
+
+    def is_idle(self) -> bool:
+        """Whether all have ended."""
+
+    def close(self) -> None:
+        """Wait until all have ended; no more are made."""
+
+
 class CallsInFlight:
     """Keeps the arrays of a communicator's calls in flight until these have ended.
 
@@ -173,7 +183,7 @@ class CallsInFlight:
     def __init__(self, comm: _native.Comm) -> None:
         """No call is in flight yet."""
         self._comm = comm
-        self.device: _native.DeviceComm | None = None
+        self.device: DeviceCalls | None = None
         self.device_arrays: deque[Any] = deque()  # of calls on the device
         self.failed_in: dict[int, str] = {}
         """Names of the threads whose calls failed; see `runtime.observe.threads`."""

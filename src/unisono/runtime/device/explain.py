@@ -9,6 +9,7 @@ from unisono import _native, cuda_queues
 from unisono.devices.arrays import DeviceView
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.device.choice import algorithm_on_device
+from unisono.runtime.device.nccl_calls import lacks
 from unisono.runtime.device.plane import WINDOW, DevicePlane, threads_per_block
 from unisono.runtime.plan.plans import lowered, verified
 from unisono.schedule.collective import Collective
@@ -23,10 +24,12 @@ def explain_on_device(
     nbytes: int,
     root: int,
     how: CallOptions,
+    engine: str,
 ) -> str:
     """A few readable lines; nothing is run. `plane` is None before the first call.
 
-    `nbytes` are those of the largest buffer that any rank holds.
+    `nbytes` are those of the largest buffer that any rank holds. `engine` says which
+    one it is, and why.
     """
     choice = algorithm_on_device(
         what.name,
@@ -38,11 +41,10 @@ def explain_on_device(
     )
     key = what.name, choice.algorithm, n, root
     places = [lowered(*key, mode).places for mode in range(4)]
-    device = _native.cuda_device(view.ordinal)
-    emulated = " (emulated)" if _native.cuda_is_emulated() else ""
     lines = [
         f"{what.name} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
-        f"  device     cuda:{view.ordinal}, {device.name}{emulated}",
+        _device(view),
+        f"  engine     {engine}",
         f"  why        {choice.why}",
         f"  verified   {what.meaning}",
         f"  costs      {verified(*key).num_steps} steps in one kernel",
@@ -59,6 +61,40 @@ def explain_on_device(
         )
         lines += _queues(plane.native.ranks_here())
     return "\n".join(lines)
+
+
+def explain_nccl(
+    plane: DevicePlane | None,
+    engine: str,
+    n: int,
+    what: Collective,
+    view: DeviceView,
+    nbytes: int,
+    root: int,
+    op: str,
+    how: CallOptions,
+) -> str:
+    """The same where the engine is NCCL; `plane` is of the calls that it cannot do."""
+    if why := lacks(what.name, view.dtype, op, how):
+        return explain_on_device(
+            plane, n, what, view, nbytes, root, how, f"unisono: {why}"
+        )
+    return "\n".join(
+        [
+            f"{what.name} of {format_bytes(nbytes)} on {n} ranks by nccl",
+            _device(view),
+            f"  engine     {engine}",
+            "  why        NCCL chooses its algorithm itself (NCCL_DEBUG=INFO)",
+            "  verified   not by unisono; ranks compare their calls on the host",
+            "  order      NCCL's own: other bits than on the CPU are possible",
+        ]
+    )
+
+
+def _device(view: DeviceView) -> str:
+    name = _native.cuda_device(view.ordinal).name
+    emulated = " (emulated)" if _native.cuda_is_emulated() else ""
+    return f"  device     cuda:{view.ordinal}, {name}{emulated}"
 
 
 def _queues(ranks_here: int) -> list[str]:

@@ -7,13 +7,15 @@ from typing import Any
 
 from unisono import _native
 from unisono.devices.arrays import DeviceView
-from unisono.errors import DeviceError
+from unisono.errors import DeviceError, UsageError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallKey, CallOptions, Options
 from unisono.runtime.call.reductions import Reduction
-from unisono.runtime.device.explain import explain_on_device
-from unisono.runtime.device.plane import DevicePlane, HostHalf
-from unisono.runtime.device.quick import NAMES, QuickCalls
+from unisono.runtime.device import engines
+from unisono.runtime.device.engines import Engine
+from unisono.runtime.device.explain import explain_nccl, explain_on_device
+from unisono.runtime.device.host_half import HostHalf
+from unisono.runtime.device.quick import NAMES
 from unisono.runtime.device.work import DeviceWork
 from unisono.schedule.collective import Collective
 
@@ -23,8 +25,24 @@ class DeviceHalf:
 
     def __init__(self) -> None:
         """It is given its communicator with each call, and refers to it weakly."""
-        self._plane: DevicePlane | None = None
-        self._quick: QuickCalls | None = None
+        self.made: Engine | None = None
+        self.given = ""
+        """The name of the engine that its communicator was given, if it was."""
+
+    @property
+    def engine(self) -> str:
+        """The name of the engine that is used, or would be at the first call."""
+        return engines.wish(self.given).name
+
+    @engine.setter
+    def engine(self, name: str) -> None:
+        if self.made is not None and name != self.engine:
+            raise UsageError(
+                f"engine = {name!r}: calls on CUDA arrays were made by "
+                f"{self.engine!r} already; choose it before the first, or for a "
+                "communicator of its own: comm.duplicate()"
+            )
+        self.given = engines.checked(name)
 
     def run(
         self,
@@ -39,27 +57,23 @@ class DeviceHalf:
         By its key, if it has one, `start` finds the next call like it.
         """
         try:
-            if self._plane is None:
+            if self.made is None:
                 host.check_usable(call.collective)
-                self._plane = DevicePlane(host, call.device)
-                self._quick = QuickCalls(self._plane)
-                host.in_flight.device = self._plane.native
-                host.in_flight.device_arrays = self._plane.kept
-            result = self._plane.run(call, reduction, how)
+                self.made = engines.make_engine(host, call.device, self.given)
+                host.in_flight.device = self.made.calls
+                host.in_flight.device_arrays = self.made.kept
+            return self.made.run(call, reduction, how, key)
         except _native.CudaError as why:
             raise _driver_failed(call.collective, why) from why
-        if key is not None and self._quick is not None:
-            self._quick.remember(call, reduction, how, key)
-        return result
 
     def start(
         self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
     ) -> int | DeviceWork:
         """Start a call like one that was made before: 1 or its Work, 0 if none was."""
-        if self._quick is None:
+        if self.made is None:
             return 0
         try:
-            return self._quick.start(kind, x, out, op, root, how)
+            return self.made.start(kind, x, out, op, root, how)
         except _native.CudaError as why:
             raise _driver_failed(NAMES[kind], why) from why
 
@@ -70,29 +84,35 @@ class DeviceHalf:
         view: DeviceView,
         nbytes: int,
         root: int,
+        op: str,
         how: CallOptions,
     ) -> str:
         """What would run for a call on such an array; nothing is run or made."""
-        return explain_on_device(self._plane, n, what, view, nbytes, root, how)
+        if self.made is not None:
+            return self.made.explain(n, what, view, nbytes, root, op, how)
+        about = n, what, view, nbytes, root
+        wanted = engines.wish(self.given)
+        if wanted.name == engines.NCCL:
+            return explain_nccl(None, f"NCCL: {wanted.why}", *about, op, how)
+        return explain_on_device(None, *about, how, f"{wanted.name}: {wanted.why}")
 
     def check(self, host: HostHalf, what: str) -> None:
         """Raise the error of the communicator if a call has failed by now."""
-        if self._plane is not None:
-            self._plane.native.look()
-        host.check_usable(what)
+        if self.made is not None:
+            self.made.check(what)
+        else:
+            host.check_usable(what)
 
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""
-        if self._plane is not None:
-            self._plane.synchronize(timeout_s)
+        if self.made is not None:
+            self.made.synchronize(timeout_s)
 
     def close(self) -> None:
         """Wait for the calls in flight, and release its memory."""
-        if self._plane is not None:
+        if self.made is not None:
             with suppress(_native.CudaError):  # a driver that fails has ended them
-                self._plane.close()
-        if self._quick is not None:
-            self._quick.clear()
+                self.made.close()
 
 
 def _driver_failed(collective: str, why: _native.CudaError) -> DeviceError:

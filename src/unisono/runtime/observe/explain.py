@@ -11,6 +11,7 @@ from unisono.dtypes import dtype_of
 from unisono.errors import BadArgument
 from unisono.runtime.call.buffers import buffer_of
 from unisono.runtime.call.options import CallOptions
+from unisono.runtime.call.reductions import as_reduction
 from unisono.runtime.observe import recorder
 from unisono.runtime.observe.explain_codecs import CodecExplanation, explained
 from unisono.runtime.observe.subject import ObservedCore
@@ -29,6 +30,7 @@ def explain(
     *,
     algorithm: str | None = None,
     root: int = 0,
+    op: Any = "sum",
     reproducible: bool = False,
     codec: Any = None,
     coded: str | None = None,
@@ -50,7 +52,8 @@ def explain(
     if x is not None and is_on_device(x):
         own_root = root if what.rooted else 0
         view = view_of(x, "explain")
-        return core.device.explain(n, what, view, nbytes, own_root, how)
+        named = as_reduction(op).op
+        return core.device.explain(n, what, view, nbytes, own_root, named, how)
     if codec is not None:
         dtype = None if x is None else dtype_of(x)
         found = explained(

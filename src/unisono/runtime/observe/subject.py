@@ -27,6 +27,7 @@ class DeviceExplainer(Protocol):
         view: DeviceView,
         nbytes: int,
         root: int,
+        op: str,
         how: CallOptions,
     ) -> str:
         """What would run for a call on an array of a device."""

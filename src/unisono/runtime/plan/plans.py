@@ -240,10 +240,6 @@ def common_fields(kind: CallKind, n: int, rank: int, sizes: Ints) -> dict[str, A
     contract = found.schedule.contract
     input_at, output_at = offsets(contract, sizes)
     input_count, output_count = held(contract, sizes, rank)
-    fingerprint, names = kind.fingerprint(found.content), kind.names()
-    texts = in_short(names)
-    if texts != list(names):
-        remember(fingerprint, names)
     return {
         "input_at": input_at,
         "output_at": output_at,
@@ -251,13 +247,24 @@ def common_fields(kind: CallKind, n: int, rank: int, sizes: Ints) -> dict[str, A
         "input_bytes": input_count * kind.dtype.itemsize,
         "output_bytes": output_count * kind.dtype.itemsize,
         "divisor": n if kind.reduction.op == "mean" else 1,
+        **noted_fields(kind, found.content, int(sizes.sum())),
+    }
+
+
+def noted_fields(kind: CallKind, content: int, count: int) -> dict[str, Any]:
+    """What ranks compare and note of a call."""
+    fingerprint, names = kind.fingerprint(content), kind.names()
+    texts = in_short(names)
+    if texts != list(names):
+        remember(fingerprint, names)
+    return {
         "fingerprint": fingerprint,
         "collective": CODES[kind.collective],
         "dtype": kind.dtype.code,
         "op": OPS.index(kind.reduction.op),
         "root": kind.root,
-        "count": int(sizes.sum()),
-        "content": found.content,
+        "count": count,
+        "content": content,
         "texts": texts,
     }
 
@@ -270,14 +277,16 @@ def make_plan(
     window: int,
     hosts: tuple[int, ...] = (),
     reaches: bool = False,
+    noted: CallKind | None = None,
 ) -> tuple[_native.Plan, list[int]]:
     """The plan of one rank for one kind of call, and the ranks that it sends to.
 
     `hosts` are the ranks' hosts, if there are several. `reaches`: on every host the
-    ranks can read each other's private memory.
+    ranks can read each other's private memory. `noted` is what the ranks compare and
+    note instead, if this call stands for one that is carried out elsewhere.
     """
     with ONE_AT_A_TIME:  # of ranks that are threads only one verifies a schedule
-        return _make_plan(kind, n, rank, window, hosts, reaches)
+        return _make_plan(kind, n, rank, window, hosts, reaches, noted)
 
 
 def _make_plan(
@@ -287,10 +296,13 @@ def _make_plan(
     window: int,
     hosts: tuple[int, ...],
     reaches: bool,
+    noted: CallKind | None,
 ) -> tuple[_native.Plan, list[int]]:
     key = kind.collective, kind.algorithm, n, kind.root
     sizes = verified(*key).contract.chunk_sizes(kind.counts)
     fields = common_fields(kind, n, rank, sizes)
+    if noted is not None:
+        fields |= noted_fields(noted, 0, _total(noted.counts))
     itemsize = kind.dtype.itemsize
     largest = int(sizes.max(initial=0))
     total = int(sizes.sum()) * itemsize
@@ -332,6 +344,10 @@ def _make_plan(
         **fields,
     )
     return plan, destinations
+
+
+def _total(counts: int | tuple[int, ...]) -> int:
+    return counts if isinstance(counts, int) else sum(counts)
 
 
 def _uses_single_copy(collective: str, total: int, n: int) -> bool:

@@ -261,6 +261,7 @@ def _form_world(
         lambda made, _: _first(made, later, limit),
         (Proposal(welcome.epoch, all_ranks, ()), attempt),
     )
+    found.comm.core.device.given = comm.core.device.given
     return _settled(found.comm, found.left_out)
 
 

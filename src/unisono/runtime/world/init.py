@@ -10,6 +10,7 @@ from unisono.errors import BadArgument
 from unisono.runtime.call.options import names_options
 from unisono.runtime.call.timeouts import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
+from unisono.runtime.device.engines import checked
 from unisono.runtime.world import grow, shrink
 from unisono.runtime.world.address import ADDRESS, no_secret, rendezvous_address
 from unisono.runtime.world.environment import WorldEnvironment, find_world
@@ -49,6 +50,7 @@ def init(
     tls: str | None = None,
     fabric: str | None = None,
     join: bool | None = None,
+    engine: str | None = None,
     meeting_s: float | None = None,
 ) -> Communicator:
     """The communicator of all ranks of this job.
@@ -60,7 +62,8 @@ def init(
     with tls="mutual", or UNISONO_TLS, the same on all ranks, everything between hosts
     is encrypted. `fabric`, or UNISONO_FABRIC, the same on all ranks, names the
     transport; by default ranks of one host share memory, and ranks of several connect
-    by TCP.
+    by TCP. `engine`, or UNISONO_CUDA_ENGINE, the same on all ranks, is who carries out
+    calls on CUDA arrays: "unisono" (the default) or "nccl".
 
     With `join`, or UNISONO_JOIN=1, this process joins a running job, whose ranks call
     `comm.grow`: rank and world size are then assigned by the job. `meeting_s` is the
@@ -70,9 +73,11 @@ def init(
         warn_renamed("init(meeting_s=)", "init(rendezvous_timeout_s=)")
         rendezvous_timeout_s = meeting_s
     cuda_queues.drop_inherited()
+    if engine is not None:
+        checked(engine)  # refuse a bad one before the rendezvous
     encrypted = wanted(tls) or wanted(os.environ.get(TLS), TLS)
     if join or (join is None and os.environ.get(JOIN, "0") != "0"):
-        return _join(
+        comm = _join(
             rank,
             world_size,
             job,
@@ -82,6 +87,8 @@ def init(
             encrypted,
             fabric,
         )
+        comm.core.device.given = engine or ""
+        return comm
     world = find_world(os.environ, rank=rank, world_size=world_size, job=job)
     limit = default_timeout_s() if timeout_s is None else float(timeout_s)
     nanoseconds(limit)  # refuse a bad one before the rendezvous
@@ -95,6 +102,7 @@ def init(
         session, timeout_s=limit, rendezvous_timeout_s=rendezvous_timeout_s
     )
     comm.core.membership = member
+    comm.core.device.given = engine or ""
     return comm
 
 

@@ -63,6 +63,7 @@ def shrink(
         found = form_world(session, member, timeout_s, first, dead=known)
         made = found.comm
         made.left_out = found.left_out
+        made.core.device.given = comm.core.device.given
         count_epochs_from(member.job, membership_of(made).epoch + 1)
         return made
 

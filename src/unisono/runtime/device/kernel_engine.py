@@ -1,0 +1,86 @@
+"""unisono's own engine, with the calls that were made before."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from unisono.devices.arrays import DeviceView
+from unisono.runtime.call.arguments import Call
+from unisono.runtime.call.options import CallKey, CallOptions, Options
+from unisono.runtime.call.reductions import Reduction
+from unisono.runtime.call.work import DeviceCalls
+from unisono.runtime.device.explain import explain_on_device
+from unisono.runtime.device.host_half import HostHalf
+from unisono.runtime.device.plane import DevicePlane
+from unisono.runtime.device.quick import QuickCalls
+from unisono.runtime.device.work import DeviceWork
+from unisono.schedule.collective import Collective
+
+
+class KernelEngine:
+    """Calls by unisono's own kernel."""
+
+    def __init__(self, host: HostHalf, ordinal: int, why: str = "") -> None:
+        """All ranks make it at the same time; `why` says who asked for it."""
+        self._why = why
+        self.plane = DevicePlane(host, ordinal)
+        self._quick = QuickCalls(self.plane)
+
+    @property
+    def calls(self) -> DeviceCalls:
+        """Those in flight."""
+        return self.plane.native
+
+    @property
+    def kept(self) -> deque[Any]:
+        """The arrays of calls in flight."""
+        return self.plane.kept
+
+    def run(
+        self,
+        call: Call,
+        reduction: Reduction,
+        how: CallOptions,
+        key: CallKey | None = None,
+    ) -> Any:
+        """Start a call; by its key, if it has one, `start` finds the next like it."""
+        result = self.plane.run(call, reduction, how)
+        if key is not None:
+            self._quick.remember(call, reduction, how, key)
+        return result
+
+    def start(
+        self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
+    ) -> int | DeviceWork:
+        """Start a call like one that was made before: 1 or its Work, 0 if none was."""
+        return self._quick.start(kind, x, out, op, root, how)
+
+    def explain(
+        self,
+        n: int,
+        what: Collective,
+        view: DeviceView,
+        nbytes: int,
+        root: int,
+        op: str,
+        how: CallOptions,
+    ) -> str:
+        """What would run for a call on such an array; nothing is run or made."""
+        why = f"unisono: {self._why}"
+        return explain_on_device(self.plane, n, what, view, nbytes, root, how, why)
+
+    def check(self, what: str) -> None:
+        """Raise the error of the communicator if a call has failed by now."""
+        self.plane.check(what)
+
+    def synchronize(self, timeout_s: float | None) -> None:
+        """Wait on the host until all calls have ended; raise if one has failed."""
+        self.plane.synchronize(timeout_s)
+
+    def close(self) -> None:
+        """Wait for the calls in flight, and release its memory."""
+        try:
+            self.plane.close()
+        finally:
+            self._quick.clear()
