@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser typescript types perfetto nvrtc
-.PHONY: truth gpu-test stubs wheels sanitize sanitize-address sanitize-thread campaign soak clients
+.PHONY: truth gpu-test gpu-test-nccl stubs wheels sanitize sanitize-address sanitize-thread campaign soak clients
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -127,6 +127,11 @@ gpu-test: $(VENV)/.test
 	@UNISONO_GPU_TESTS=1 $(BIN)/python -m pytest -v -p no:xdist tests/devices/test_plane*.py tests/devices/test_gpu_libraries.py
 	@UNISONO_GPU_TESTS=1 $(BIN)/python -m pytest -v -p no:xdist tests/interop/test_torch_cuda*.py \
 	  tests/interop/test_redistribution_on_device.py tests/parallel/test_strategies_on_gpu.py
+
+# Every call by NCCL, on all GPUs of this machine: one rank for each, N=2 for two of them.
+gpu-test-nccl: $(VENV)/.test
+	@nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+	@$(BIN)/python -m unisono.testing.engines $(if $(N),-n $(N))
 
 # torch's own tests of its backends, on ours; the tests run a few of these.
 torch-suite: $(VENV)/.test

@@ -286,7 +286,7 @@ def test_env_names_versions(run):
     code, out, _ = run("env", "--json")
     result = json.loads(out)
     assert (code, result["unisono"]) == (0, unisono.__version__)
-    assert {"GPU driver", "NVRTC", "kernels"} <= result.keys()
+    assert {"GPU driver", "NVRTC", "NCCL", "kernels"} <= result.keys()
     code, out, _ = run("env")
     assert "numpy" in out
 

@@ -186,6 +186,17 @@ def test_doctor_finds_a_gpu_without_a_compiler(monkeypatch):
     assert (found.ok, found.fix) == (False, "pip install nvidia-cuda-nvrtc")
 
 
+def test_doctor_finds_that_nccl_is_missing_where_it_is_the_engine(monkeypatch):
+    monkeypatch.setattr(
+        host.found, "collectives", lambda: Found(False, "was not found", "pip install")
+    )
+    monkeypatch.delenv("UNISONO_CUDA_ENGINE", raising=False)
+    assert named(examine(False), "NCCL").ok
+    monkeypatch.setenv("UNISONO_CUDA_ENGINE", "nccl")
+    found = named(examine(False), "NCCL")
+    assert (found.ok, found.fix) == (False, "pip install")
+
+
 def test_doctor_finds_a_cache_that_others_can_write(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert named(examine(False), "kernel cache").ok

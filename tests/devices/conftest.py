@@ -10,8 +10,9 @@ from itertools import product
 import pytest
 
 import emulated as cuda
+import fake_nccl
 from unisono import _native, cuda_queues
-from unisono.devices import rtc
+from unisono.devices import nccl, rtc
 from unisono.dtypes import DTYPES, REDUCTIONS
 from unisono.errors import BadArgument
 
@@ -37,6 +38,18 @@ def emulated(monkeypatch):
     if not cuda.ON_GPU:
         monkeypatch.setenv("UNISONO_CUDA_DRIVER", "emulated")
         monkeypatch.setenv("UNISONO_CUDA_BLOCKS", "2")
+
+
+@pytest.fixture
+def with_nccl(monkeypatch):
+    """NCCL, a fake one, is the engine, and each of four ranks can have a GPU."""
+    library = fake_nccl.compiled()
+    monkeypatch.setenv(nccl.VARIABLE, library)
+    monkeypatch.setenv("UNISONO_CUDA_ENGINE", "nccl")
+    monkeypatch.setenv("UNISONO_EMULATED_GPUS", "4")
+    nccl.find.cache_clear()
+    yield library
+    nccl.find.cache_clear()
 
 
 @pytest.fixture

@@ -1,9 +1,11 @@
 """A libnccl for the emulated driver, compiled when a test first needs it."""
 
 import ctypes
+import hashlib
 import os
 import shutil
 import subprocess
+import tempfile
 from ctypes import CFUNCTYPE, c_char_p, c_int, c_void_p
 from pathlib import Path
 
@@ -20,15 +22,23 @@ A positive one is the code that the function returns."""
 _OF_DRIVER = ("cuStreamSynchronize", "cuStreamIsCapturing", "cuMemcpyAsync")
 
 
-def compile_into(folder):
-    """The path of the library; the test is skipped without a compiler."""
+def compiled():
+    """The path of the library; the test is skipped without a compiler.
+
+    It takes seconds, so it is kept for other workers and runs.
+    """
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    made = Path(folder) / "libnccl.so.2"
+    digest = hashlib.blake2b(SOURCE.read_bytes(), digest_size=8).hexdigest()
+    folder = Path(tempfile.gettempdir()) / f"unisono-fake-nccl-{os.getuid()}-{digest}"
+    made = folder / "libnccl.so.2"
     if not made.exists():
-        command = [compiler, "-std=c++20", "-O1", "-shared", "-fPIC", SOURCE, "-o"]
-        subprocess.run([*command, made, "-lrt", "-pthread"], check=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        scratch = folder / f"{os.getpid()}.so"
+        command = [compiler, "-std=c++20", "-shared", "-fPIC", SOURCE, "-o", scratch]
+        subprocess.run([*command, "-lrt", "-pthread"], check=True)
+        scratch.replace(made)
     return str(made)
 
 
@@ -56,6 +66,10 @@ class FakeNccl:
 
     def _close_gate(self, stream):
         self._gates.append(Gate(stream))
+
+    def open_gates(self):
+        """Let the streams go on."""
+        self._open_gates()
 
     def _open_gates(self):
         for gate in self._gates:

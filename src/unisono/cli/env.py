@@ -53,6 +53,7 @@ def env(*, json: bool = False) -> int:
         "GPU driver": found.driver().words,
         "GPU windows": found.windows().words,
         "NVRTC": found.compiler().words,
+        "NCCL": found.collectives().words,
         "kernels": found.kernels().words,
         **{name: _installed(name) for name in _LIBRARIES},
     }

@@ -65,6 +65,11 @@ def collectives() -> Found:
     return Found(True, f"{'.'.join(map(str, library.version))} ({library.path})")
 
 
+def wants_nccl() -> bool:
+    """Whether the environment says that NCCL carries out calls on CUDA arrays."""
+    return os.environ.get(ENGINE, "") == "nccl"
+
+
 def windows() -> Found:
     """Where ranks of this host have their windows, as far as it can be known before."""
     wish = os.environ.get(WINDOWS, "")

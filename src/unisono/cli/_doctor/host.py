@@ -241,6 +241,11 @@ def _gpu() -> Iterator[Finding]:
         yield Finding("NVRTC", compiler.usable, compiler.words, compiler.fix)
     else:
         yield Finding("NVRTC", True, "not found, and not needed without a GPU")
+    engine = found.collectives()
+    if engine.usable or found.wants_nccl():
+        yield Finding("NCCL", engine.usable, engine.words, engine.fix)
+    else:
+        yield Finding("NCCL", True, "not found, and not needed: it is not the engine")
     yield Finding("kernel cache", kernels.usable, kernels.words, kernels.fix)
 
 

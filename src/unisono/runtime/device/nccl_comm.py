@@ -24,6 +24,7 @@ from unisono.devices.nccl import (
 from unisono.errors import DeviceError
 from unisono.runtime.device.nccl_calls import Function
 
+_CONNECTS = "ncclCommInitRankConfig"
 _SPINS = 20
 _POLL_S = 1e-4
 _LOCK_S = 2.0
@@ -48,11 +49,12 @@ class NcclComm:
         n: int,
         rank: int,
         unique_id: bytes,
-        *,
-        limit_s: float,
         has_failed: Callable[[], bool],
     ) -> None:
-        """Connect to the other ranks, which do the same. `has_failed` ends a wait."""
+        """Begin to connect to the other ranks, which do the same: then `connect()`.
+
+        `has_failed` ends a wait.
+        """
         self.library = library
         self._ordinal = ordinal
         self._has_failed = has_failed
@@ -61,7 +63,7 @@ class NcclComm:
         given = UniqueId((ctypes.c_ubyte * len(unique_id))(*unique_id))
         with driver.current_device(ordinal):
             code = library.call(
-                "ncclCommInitRankConfig",
+                _CONNECTS,
                 byref(handle),
                 n,
                 given,
@@ -69,11 +71,13 @@ class NcclComm:
                 byref(settings()),
             )
         self._handle: int | None = handle.value
-        try:
-            self._settle("ncclCommInitRankConfig", code, limit_s)
-        except DeviceError:
-            self.abort()
-            raise
+        self._begun = code
+        if code not in (SUCCESS, IN_PROGRESS):
+            raise self.error(_CONNECTS, code)
+
+    def connect(self, limit_s: float) -> None:
+        """Wait until all ranks are connected."""
+        self._settle(_CONNECTS, self._begun, limit_s)
 
     @property
     def is_open(self) -> bool:

@@ -52,6 +52,7 @@ _CLOSE_S = 10.0
 _GRAPHS_S = 0.5
 """How often it is looked for failures while only graphs make calls."""
 _PENDING, _SUCCEEDED = 0, 1  # states of a call on the host
+_LEFT = 4  # a field of the native core's state of a rank
 
 
 @dataclass
@@ -107,6 +108,7 @@ class NcclEngine(StreamEngine):
         self._error: UnisonoError | None = None
         self._failed: tuple[_native.Work, float] | None = None
         self._is_captured = False  # a graph may make calls at any time
+        self._looking = threading.RLock()
         self._wake = threading.Condition()
         self._stopped = False
         self._watcher = threading.Thread(
@@ -123,22 +125,15 @@ class NcclEngine(StreamEngine):
         unique_id = gather_bytes(host, mine)[0]
         made: list[NcclComm] = []
 
-        def connect() -> None:
-            found = NcclComm(
-                library,
-                self.ordinal,
-                self._n,
-                self._rank,
-                unique_id,
-                limit_s=host.timeout_s,
-                has_failed=self._is_broken,
-            )
-            made.append(found)
+        def begin() -> None:
+            where = self.ordinal, self._n, self._rank
+            made.append(NcclComm(library, *where, unique_id, self._is_broken))
 
         try:
-            together(host, connect)
+            together(host, begin)
+            together(host, lambda: made[0].connect(host.timeout_s))
         except UnisonoError:
-            for comm in made:  # another rank has none
+            for comm in made:
                 comm.abort()
             raise
         return made[0]
@@ -250,6 +245,8 @@ class NcclEngine(StreamEngine):
 
     def check(self, what: str, words: Callable[[], str] = lambda: "") -> None:
         """Raise if the communicator has failed, on the host or on a device."""
+        if self._error is None and not self._stopped:
+            self._look()
         if self._error is not None:
             raise self._error
         if self._is_broken():
@@ -327,13 +324,14 @@ class NcclEngine(StreamEngine):
 
     def _look(self) -> None:
         """Look for failures, and for calls that have ended."""
+        with self._looking:
+            self._look_once()
+
+    def _look_once(self) -> None:
         if not self._comm.is_open:
             self._release()
             return
-        engine, ranks = self._peers
-        for rank, world_rank in enumerate(ranks):
-            if rank != self._rank and engine.dead(world_rank):
-                self._native.abort_unreachable(rank, False)
+        self._report_deaths()
         if self._is_broken():
             self._find_failed()
             self._abort()
@@ -350,6 +348,13 @@ class NcclEngine(StreamEngine):
         if head is not None and head.is_stuck():
             words = "all ranks have made the call, and NCCL has not ended it"
             self._fail(_late(head.what, head.limit_s, words))
+
+    def _report_deaths(self) -> None:
+        """Break the communicator if a rank has died that had not left it."""
+        engine, ranks = self._peers
+        for rank, there in enumerate(ranks):
+            if engine.dead(there) and not self._native.states()[rank][_LEFT]:
+                self._native.abort_unreachable(rank, False)
 
     def _release(self) -> None:
         """Forget the calls that have ended, with their arrays."""
@@ -368,16 +373,14 @@ class NcclEngine(StreamEngine):
     def _fail(self, error: UnisonoError) -> None:
         """NCCL has failed: break the communicator, unless it is known who has died."""
         until = time.monotonic() + _GRACE_S
-        while not self._is_broken() and time.monotonic() < until:
-            engine, ranks = self._peers
-            dead = [r for r, there in enumerate(ranks) if engine.dead(there)]
-            if dead:
-                self._native.abort_unreachable(dead[0], False)
-            time.sleep(_PERIOD_S)
-        if not self._is_broken():
-            self._error = error
-            self._native.abort_unreachable(self._rank, False)
-        self._abort()
+        with self._looking:
+            while not self._is_broken() and time.monotonic() < until:
+                self._report_deaths()
+                time.sleep(_PERIOD_S)
+            if not self._is_broken():
+                self._error = error
+                self._native.abort_unreachable(self._rank, False)
+            self._abort()
 
     def _abort(self) -> None:
         """End NCCL's kernels."""
