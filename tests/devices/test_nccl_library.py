@@ -103,9 +103,7 @@ def test_library_of_this_process_comes_before_wheels(nothing, library):
 
 def test_old_library_is_refused(nothing, library, monkeypatch):
     old = library(nothing / "nvidia/nccl/lib/libnccl.so.2", 21705)
-    with pytest.raises(
-        NcclMissing, match=r"NCCL 2\.17\.5 .* is too old: .*2\.18"
-    ):
+    with pytest.raises(NcclMissing, match=r"NCCL 2\.17\.5 .* is too old: .*2\.18"):
         found_anew()
     monkeypatch.setenv(nccl.VARIABLE, old)
     with pytest.raises(NcclMissing, match="is too old"):

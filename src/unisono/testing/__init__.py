@@ -6,6 +6,7 @@ Hosts           network namespaces with links of a given speed; needs root
 Proxy           a faulty network between two processes; needs no privileges
 check_transport what any transport must do, checked in worlds of several sizes
 check_wire      the same for the byte connection below one
+engines         a module: what an engine for CUDA arrays must do, on the GPUs here
 reference       a schedule applied to given inputs, step by step, in NumPy
 """
 
