@@ -57,6 +57,23 @@ public:
     return call({OpType::COALESCED, "unisono:coalesced", "end_together"}, {}, {});
   }
 
+  // Of the device only the number is told: -1 is a CPU.
+  bool supportsTensorAlloc(c10::DeviceIndex index) override {
+    py::gil_scoped_acquire locked;
+    return py::cast<bool>((*calls_).attr("tensors").attr("serves_number")(int(index)));
+  }
+  Tensor allocateTensor(long size, at::TensorOptions options) override {
+    py::gil_scoped_acquire locked;
+    const auto dtype = c10::typeMetaToScalarType(options.dtype());
+    return py::cast<Tensor>(
+        (*calls_).attr("tensors").attr("make")(size, dtype, options.device()));
+  }
+  std::shared_ptr<c10::Allocator> getMemAllocator() override {
+    py::gil_scoped_acquire locked;
+    const auto words = py::module_::import("unisono.interop.torch.allocation").attr("NO_ALLOCATOR");
+    TORCH_CHECK(false, py::cast<std::string>(words));
+  }
+
   WorkPtr allreduce(Tensors &x, const c10d::AllreduceOptions &opts) override {
     return call({OpType::ALLREDUCE, "unisono:all_reduce", "allreduce"}, x, x, x, opts);
   }

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from unisono.errors import UnisonoError
 from unisono.interop.torch import profiling, sparse
+from unisono.interop.torch.allocation import TensorAllocator
 from unisono.interop.torch.calls import OPS, CallBuilder, limit_of, overlap, shares
 from unisono.interop.torch.dynamo import leave_out
 from unisono.interop.torch.errors import BadArgument, for_torch
@@ -69,6 +70,7 @@ class TorchCollectives:
         self.rank, self.size = rendezvous.rank, rendezvous.size
         self.timeout_s = rendezvous.timeout_s
         self.completer = Completer()
+        self.tensors = TensorAllocator(rendezvous.communicator, devices)
         self.records = True  # for torch's profiler
         self.latest: Part | None = None  # of the calls in flight, which end in order
         # torch may keep only the C++ half of a small work, and ask it again later.
@@ -380,6 +382,7 @@ class TorchCollectives:
     def close(self) -> None:
         """Leave the group at once."""
         self.completer.close()
+        self.tensors.clear()
         self.rendezvous.close()
         for streams in self._streams.values():
             streams.clear()

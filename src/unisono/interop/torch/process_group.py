@@ -15,6 +15,7 @@ import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
 from torch import Tensor
 
+from unisono.interop.torch.allocation import NO_ALLOCATOR
 from unisono.interop.torch.collectives import TorchCollectives
 from unisono.interop.torch.dynamo import leave_out
 from unisono.interop.torch.rendezvous import GroupRendezvous
@@ -97,8 +98,19 @@ class UnisonoProcessGroup(dist.ProcessGroup):
     supports_time_estimate = supports_shrinking = False
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
-        """unisono has no allocator of tensors."""
-        return False
+        """Whether allocate_tensor makes tensors on this device."""
+        return self._calls.tensors.serves(torch.device(device))
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """A tensor of so many elements in memory that the ranks of a host share."""
+        return self._calls.tensors.make(size, dtype, torch.device(device))
+
+    @property
+    def mem_allocator(self) -> Any:
+        """unisono has none: torch's own memory is shared between ranks anyway."""
+        raise RuntimeError(NO_ALLOCATOR)
 
     def get_group_store(self) -> Any:
         """The store that torch gave the group."""
