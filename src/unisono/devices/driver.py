@@ -18,6 +18,7 @@ from unisono.errors import DeviceError
 
 _DRIVER = "libcuda.so.1"
 _CHOSEN = "UNISONO_CUDA_DRIVER"
+_RELAXED = 2
 
 
 @functools.cache
@@ -45,8 +46,9 @@ def _call(name: str, *arguments: object) -> None:
 def _context(ordinal: int) -> c_void_p:
     """The primary context of a device, which is used as long as the process lives."""
     _call("cuInit", c_int(0))
-    context = c_void_p()
-    _call("cuDevicePrimaryCtxRetain", byref(context), c_int(ordinal))
+    device, context = c_int(), c_void_p()
+    _call("cuDeviceGet", byref(device), c_int(ordinal))
+    _call("cuDevicePrimaryCtxRetain", byref(context), device)
     return context
 
 
@@ -58,6 +60,11 @@ def current_device(ordinal: int) -> Iterator[None]:
         yield
     finally:
         _call("cuCtxPopCurrent_v2", byref(c_void_p()))
+
+
+def relax_captures() -> None:
+    """What this thread asks of the driver is no part of a capture, of any mode."""
+    _call("cuThreadExchangeStreamCaptureMode", byref(c_int(_RELAXED)))
 
 
 def is_capturing(ordinal: int, stream: int) -> bool:

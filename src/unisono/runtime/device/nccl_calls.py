@@ -86,10 +86,11 @@ class _Place:
         self.type, self.op = found.type, found.op
         self.input, self.output = call.addresses
         counts = call.counts
-        self.is_even = isinstance(counts, int)
         self.total = call.total * found.times
         each = [counts // n] * n if isinstance(counts, int) else list(counts)
         self.counts = [count * found.times for count in each]
+        self.is_even = len(set(each)) == 1
+        self.has_pairs = call.collective == "all_to_all" and not isinstance(counts, int)
         self._bytes = call.dtype.itemsize // found.times
 
     def after(self, address: int, elements: int) -> int:
@@ -185,7 +186,7 @@ def _scatter(at: _Place) -> list[Function]:
 
 def _all_to_all(at: _Place) -> list[Function]:
     n, me = at.n, at.rank
-    rows = [at.counts] * n if at.is_even else _rows(at.counts, n)
+    rows = _rows(at.counts, n) if at.has_pairs else [at.counts] * n
     sent, received = rows[me], [row[me] for row in rows]
     sends = zip(range(n), accumulate(sent, initial=0), sent, strict=False)
     receives = zip(range(n), accumulate(received, initial=0), received, strict=False)

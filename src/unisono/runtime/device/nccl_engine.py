@@ -311,6 +311,7 @@ class NcclEngine(StreamEngine):
     # What the thread does
 
     def _watch(self) -> None:
+        driver.relax_captures()
         while True:
             with self._wake:
                 self._wake.wait_for(
