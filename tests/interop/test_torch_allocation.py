@@ -1,6 +1,7 @@
 """Tensors that torch asks the backend for: shared by ranks, and given back."""
 
 import gc
+import os
 from weakref import ref
 
 import numpy as np
@@ -10,11 +11,11 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("torch._dynamo")  # which DDP imports when it is first called
 
 import torch.distributed as dist  # noqa: E402
+from adapter_cache import CACHE  # noqa: E402
 from models import Mlp, alone, model, share, train  # noqa: E402
 from ranks import close, group  # noqa: E402
 from torch.distributed.fsdp import fully_shard  # noqa: E402
 
-from unisono.interop.torch import compiled  # noqa: E402
 from unisono.interop.torch.allocation import SharedBlocks  # noqa: E402
 
 PAGE = 4096
@@ -61,33 +62,19 @@ def test_fsdp2_with_memory_of_the_group_has_the_same_losses(ranks, n):
         assert made > 10
 
 
-@pytest.mark.sweep
-def test_fsdp2_with_the_compiled_adapter(forks, built):
-    from adapter_cache import CACHE
-
-    variables = {"UNISONO_TORCH_ADAPTER": "compiled", "XDG_CACHE_HOME": str(CACHE)}
-    ends = forks.run(2, with_variables, variables, trained, "compiled")
-    assert [end.status for end in ends] == [0, 0], ends
-    assert all(end.value[0] for end in ends)
+def with_compiled(rank, cache):
+    """The same by the other adapter."""
+    os.environ.update(XDG_CACHE_HOME=cache, UNISONO_TORCH_ADAPTER="compiled")
+    allocated(rank)
+    return trained(rank, "compiled")[0]
 
 
 @pytest.mark.sweep
-def test_memory_by_the_compiled_adapter(forks, built):
-    from adapter_cache import CACHE
-
-    variables = {"UNISONO_TORCH_ADAPTER": "compiled", "XDG_CACHE_HOME": str(CACHE)}
-    ends = forks.run(2, with_variables, variables, allocated, "compiled")
-    assert [end.status for end in ends] == [0, 0], ends
+def test_memory_by_the_compiled_adapter(ranks, built):
+    assert ranks(2, with_compiled, str(CACHE)) == [True, True]
 
 
-def with_variables(rank, variables, function, *args):
-    import os
-
-    os.environ.update(variables)
-    return function(rank, *args)
-
-
-def allocated(rank, adapter="python"):
+def allocated(rank):
     with group(rank) as world:
         cpu = torch.device("cpu")
         backend = world._get_backend(cpu)
@@ -163,9 +150,3 @@ def test_no_more_is_kept_than_was_in_use():
     del three
     blocks.clear()
     assert made[2]() is None
-
-
-def test_sources_of_the_compiled_adapter_name_every_method():
-    text = compiled._SOURCE.read_text()
-    for name in ("supportsTensorAlloc", "allocateTensor", "getMemAllocator"):
-        assert f" {name}(" in text
