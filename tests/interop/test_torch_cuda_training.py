@@ -90,6 +90,9 @@ def with_fsdp(rank, which, how):
         if how == "prefetch":
             net.a.set_modules_to_forward_prefetch([net.b, net.c])
             net.c.set_modules_to_backward_prefetch([net.b, net.a])
+        if how == "memory":
+            for module in (net, net.a, net.b, net.c):
+                module.set_allocate_memory_from_process_group_for_comm(True)
         if how == "factor":
             for module in (net, net.a, net.b, net.c):
                 module.set_gradient_divide_factor(float(n))
@@ -103,7 +106,9 @@ def with_fsdp(rank, which, how):
         check(rank, net, 2e-2 if how == "mixed" else LIMIT)
 
 
-@pytest.mark.parametrize("how", ["plain", "mixed", "prefetch", "factor", "offload"])
+@pytest.mark.parametrize(
+    "how", ["plain", "mixed", "prefetch", "factor", "offload", "memory"]
+)
 def test_fully_shard(ranks, either_adapter, how):
     ranks(n, with_fsdp, either_adapter, how)
 

@@ -257,9 +257,10 @@ class NcclEngine(StreamEngine):
 
     def _find_failed(self) -> None:
         """The first call in flight that has failed on the host, if there is one."""
-        for flight in list(self.kept):
-            if self._failed is None and flight.announced.state() > _SUCCEEDED:
-                self._failed = flight.announced, flight.limit_s
+        with self._looking:
+            for flight in list(self.kept):
+                if self._failed is None and flight.announced.state() > _SUCCEEDED:
+                    self._failed = flight.announced, flight.limit_s
 
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""
@@ -359,14 +360,11 @@ class NcclEngine(StreamEngine):
 
     def _release(self) -> None:
         """Forget the calls that have ended, with their arrays."""
-        while self.kept and (first := self.kept[0]).has_ended():
-            if first.announced.state() > _SUCCEEDED and self._failed is None:
-                self._failed = first.announced, first.limit_s
-            try:
-                if self.kept[0] is first:
-                    self.kept.popleft()
-            except IndexError:  # another thread did
-                return
+        with self._looking:
+            while self.kept and self.kept[0].has_ended():
+                first = self.kept.popleft()
+                if first.announced.state() > _SUCCEEDED and self._failed is None:
+                    self._failed = first.announced, first.limit_s
 
     def _is_broken(self) -> bool:
         return self._native.failure()[0] != FailureCode.NONE
