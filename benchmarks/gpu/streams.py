@@ -25,6 +25,7 @@ from benchmarks.gpu.ranks import (
 )
 from unisono import _native
 from unisono.devices import kernels, rtc
+from unisono.runtime.device.plane import DevicePlane
 from unisono.runtime.plan.plans import lowered
 from unisono.units import format_bytes
 
@@ -221,7 +222,7 @@ def by_hand(ranks: StreamRanks, _: float, __: argparse.Namespace) -> None:
         repeats = 20 if nbytes <= MIB else 4
         ours = ranks.captured(call, repeats)
         plane = ranks.comms[0].core.device._plane
-        assert plane is not None
+        assert isinstance(plane, DevicePlane)
         blocks = plane.blocks(nbytes)
         theirs = DirectByHand(ranks, xs).captured(blocks, repeats)
         pairs = [(ours.seconds(), theirs.seconds()) for _ in range(3)]

@@ -64,8 +64,8 @@ class Communicator:
         self.world_size = core.world_size
         self.hosts = core.hosts
         self.left_out: tuple[int, ...] = ()
-        self._position = core.position
-        self._quick = core.quick
+        self._position, self._quick = core.position, core.quick
+        core.device.split = groups.splitter(self)
 
     @property
     def size(self) -> int:

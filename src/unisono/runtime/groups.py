@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
+from weakref import ref
 
 import numpy as np
 
@@ -74,6 +75,19 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
     made = type(comm)(joined)
     _await_all(comm, made, members)
     return made
+
+
+def splitter(comm: Collectives) -> Callable[[int | None], Core | None]:
+    """Makes cores of the ranks that give one color; refers to `comm` weakly."""
+    known = ref(comm)
+
+    def make(color: int | None) -> Core | None:
+        parent = known()
+        assert parent is not None
+        made = split(parent, color, parent.rank)
+        return None if made is None else made.core
+
+    return make
 
 
 def _await_all(comm: Collectives, made: Collectives, members: Sequence[int]) -> None:

@@ -26,6 +26,16 @@ class Caller(Protocol):
         """The handle of the call was dropped: warn, if it is in use."""
 
 
+class DeviceCalls(Protocol):
+    """The calls of a communicator on a device."""
+
+    def is_idle(self) -> bool:
+        """Whether all have ended."""
+
+    def close(self) -> None:
+        """No more calls: wait for those in flight."""
+
+
 class Work:
     """A call that was started with `async_op=True`.
 
@@ -173,7 +183,7 @@ class CallsInFlight:
     def __init__(self, comm: _native.Comm) -> None:
         """No call is in flight yet."""
         self._comm = comm
-        self.device: _native.DeviceComm | None = None
+        self.device: DeviceCalls | None = None
         self.device_arrays: deque[Any] = deque()  # of calls on the device
         self.failed_in: dict[int, str] = {}
         """Names of the threads whose calls failed; see `runtime.observe.threads`."""

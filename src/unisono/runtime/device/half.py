@@ -7,13 +7,17 @@ from typing import Any
 
 from unisono import _native
 from unisono.devices.arrays import DeviceView
-from unisono.errors import DeviceError
+from unisono.errors import DeviceError, UsageError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallKey, CallOptions, Options
 from unisono.runtime.call.reductions import Reduction
+from unisono.runtime.device.between_hosts import BetweenHosts
 from unisono.runtime.device.explain import explain_on_device
-from unisono.runtime.device.plane import DevicePlane, HostHalf
+from unisono.runtime.device.explain_hosts import explain_between_hosts
+from unisono.runtime.device.levels import Split
+from unisono.runtime.device.plane import DevicePlane
 from unisono.runtime.device.quick import NAMES, QuickCalls
+from unisono.runtime.device.stream_calls import HostHalf
 from unisono.runtime.device.work import DeviceWork
 from unisono.schedule.collective import Collective
 
@@ -23,8 +27,10 @@ class DeviceHalf:
 
     def __init__(self) -> None:
         """It is given its communicator with each call, and refers to it weakly."""
-        self._plane: DevicePlane | None = None
+        self._plane: DevicePlane | BetweenHosts | None = None
         self._quick: QuickCalls | None = None
+        self.split: Split | None = None
+        """Makes groups of the communicator, for which it is set by whoever can."""
 
     def run(
         self,
@@ -41,16 +47,30 @@ class DeviceHalf:
         try:
             if self._plane is None:
                 host.check_usable(call.collective)
-                self._plane = DevicePlane(host, call.device)
-                self._quick = QuickCalls(self._plane)
-                host.in_flight.device = self._plane.native
-                host.in_flight.device_arrays = self._plane.kept
+                self._make(host, call)
+            assert self._plane is not None
             result = self._plane.run(call, reduction, how)
         except _native.CudaError as why:
             raise _driver_failed(call.collective, why) from why
         if key is not None and self._quick is not None:
             self._quick.remember(call, reduction, how, key)
         return result
+
+    def _make(self, host: HostHalf, call: Call) -> None:
+        if host.hosts_if_several:
+            if self.split is None:
+                raise UsageError(
+                    f"{call.collective}: calls on CUDA arrays between hosts need a "
+                    "communicator that can be split"
+                )
+            plane = BetweenHosts(host, call.device, self.split)
+            host.in_flight.device = self._plane = plane
+        else:
+            inside = DevicePlane(host, call.device)
+            self._quick = QuickCalls(inside)
+            host.in_flight.device = inside.native
+            self._plane = inside
+        host.in_flight.device_arrays = self._plane.kept
 
     def start(
         self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
@@ -66,19 +86,29 @@ class DeviceHalf:
     def explain(
         self,
         n: int,
+        hosts: tuple[int, ...],
         what: Collective,
         view: DeviceView,
         nbytes: int,
         root: int,
         how: CallOptions,
     ) -> str:
-        """What would run for a call on such an array; nothing is run or made."""
+        """What would run for a call on such an array; nothing is run or made.
+
+        `hosts` are those of the ranks, if there are several.
+        """
+        if hosts or isinstance(self._plane, BetweenHosts):
+            return explain_between_hosts(hosts, what, view, nbytes, how)
         return explain_on_device(self._plane, n, what, view, nbytes, root, how)
+
+    def error(self) -> BaseException | None:
+        """Why calls between hosts have failed, if they have and it is known here."""
+        return self._plane.error() if isinstance(self._plane, BetweenHosts) else None
 
     def check(self, host: HostHalf, what: str) -> None:
         """Raise the error of the communicator if a call has failed by now."""
         if self._plane is not None:
-            self._plane.native.look()
+            self._plane.look()
         host.check_usable(what)
 
     def synchronize(self, timeout_s: float | None) -> None:

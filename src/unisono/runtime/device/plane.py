@@ -9,38 +9,27 @@ takes no part in it, and does not wait for it.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
-from weakref import ref
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from unisono import _native
-from unisono.algorithms import Spec
-from unisono.devices.arrays import (
-    DeviceArray,
-    current_stream,
-    stream_handle,
-)
 from unisono.devices.kernels import kernel
-from unisono.errors import BadArgument, DeviceError, UnsupportedWorld
-from unisono.runtime.call.arguments import Call, Position
+from unisono.errors import DeviceError, UnsupportedWorld
+from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.arguments import all_gather as all_gather_call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.timeouts import nanoseconds
-from unisono.runtime.call.work import CallsInFlight
 from unisono.runtime.device import placement
 from unisono.runtime.device.choice import algorithm_on_device
-from unisono.runtime.device.work import DeviceWork, await_device
-from unisono.runtime.observe.failures import describe_on_device
+from unisono.runtime.device.stream_calls import HostHalf, StreamCalls, held_bytes
+from unisono.runtime.device.work import await_device
 from unisono.runtime.plan.device_plans import device_plan
 from unisono.runtime.plan.plans import CallKind
 from unisono.schedule.collective import REDUCING
-from unisono.transports.session import Session
 
 WINDOW = 8 << 20
 """Bytes of half a rank's window in device memory."""
@@ -58,41 +47,9 @@ MOST_PLANS = 1024
 COMMUNICATORS_AT_ONCE = 2
 """The blocks of so many calls of all ranks fit on a device at the same time."""
 _TEXT = 240  # bytes of an error that all ranks raise
-LEGACY_DEFAULT = (0, 1)
-"""CUDA's handles of the default stream that all threads of a process share."""
 
 
 T = TypeVar("T")
-
-
-class HostHalf(Protocol):
-    """The part of a communicator's core that its device half uses."""
-
-    native: _native.Comm
-    session: Session
-    world_ranks: tuple[int, ...]
-    position: Position
-    rank: int
-    world_size: int
-    hosts_if_several: tuple[int, ...]
-    exceeded_s: float
-    in_flight: CallsInFlight
-
-    @property
-    def timeout_s(self) -> float:
-        """The timeout of calls without one of their own."""
-
-    def run(self, call: Call, reduction: Reduction, how: CallOptions) -> Any:
-        """Run a call on arrays of the host."""
-
-    def spec(self, algorithm: str) -> Spec:
-        """An algorithm, with its files as they were when it was first used here."""
-
-    def check_usable(self, what: str, words: Callable[[], str] = ...) -> None:
-        """Raise the error of the communicator if it has failed."""
-
-    def refuse_other_orders(self, kind: CallKind) -> None:
-        """Raise BadArgument if an algorithm does not reduce in the order of ranks."""
 
 
 @dataclass(frozen=True)
@@ -122,25 +79,18 @@ def threads_per_block(nbytes: int) -> int:
     return next(n for limit, n in THREADS if limit is None or nbytes <= limit)
 
 
-class DevicePlane:
+class DevicePlane(StreamCalls):
     """The device half of one communicator, on one device."""
 
     def __init__(self, host: HostHalf, ordinal: int) -> None:
         """All ranks make it at the same time; BadArgument if their devices differ."""
-        if host.hosts_if_several:
-            raise UnsupportedWorld(
-                "ranks on several hosts: collectives on CUDA arrays are supported "
-                "inside one host only",
-                n=host.world_size,
-            )
         if host.world_size > _native.MOST_DEVICE_RANKS:
             raise UnsupportedWorld(
                 f"a world of {host.world_size} ranks: at most "
                 f"{_native.MOST_DEVICE_RANKS} are supported on CUDA devices",
                 n=host.world_size,
             )
-        self._host = ref(host)
-        self.ordinal = ordinal
+        super().__init__(host, ordinal)
         self.native = self._make()
         self.facts = self._connect()
         self._one_device = (
@@ -149,17 +99,6 @@ class DevicePlane:
         )
         self._plans: dict[object, _native.DevicePlan] = {}
         self._captured: dict[int, _native.DevicePlan] = {}  # by their ids
-        self._stream: _native.CudaStream | None = None
-        # Arrays of calls in flight, and the numbers of these.
-        self.kept: deque[tuple[int, object]] = deque()
-        self._released = 0  # the calls whose arrays were released
-
-    @property
-    def host(self) -> HostHalf:
-        """The core of the communicator, which is there as long as calls are made."""
-        host = self._host()
-        assert host is not None
-        return host
 
     def _make(self) -> _native.DeviceComm:
         """This rank's half, with a board in shared memory."""
@@ -245,80 +184,27 @@ class DevicePlane:
         gathered = self.host.run(call, as_reduction("sum"), how)
         return [r.tobytes() for r in gathered.reshape(self.host.world_size, -1)]
 
-    def run(self, call: Call, reduction: Reduction, how: CallOptions) -> Any:
-        """Start a call on the caller's current stream, or beside it (async_op)."""
-        self._refuse(call, how)
-        self._check(call.collective, lambda: describe_on_device(call, reduction.op))
-        given = None if how.stream is None else stream_handle(how.stream)
-        current = self._current_stream(call, given)
-        stream = current if given is None else given
-        self._refuse_shared_stream(call, stream)
-        if how.async_op:
-            stream = self.own_stream()
-        number = self._launch(call, reduction, how, stream, current)
-        if how.async_op:
-            return self.work(
-                call.collective,
-                lambda: self._current_stream(call, given),
-                call.result,
-                call.finish,
-                captured=number == 0,
-            )
-        beside = call.finish is not None and stream != current
-        if beside:  # the result is finished on the current stream
-            _native.CudaEvent(self.ordinal, stream).order(current)
-        result = call.finished()
-        if beside:
-            _native.CudaEvent(self.ordinal, current).order(stream)
-        return result
+    def look(self) -> None:
+        """Look for failures now."""
+        self.native.look()
 
-    def work(
-        self,
-        collective: str,
-        current: Callable[[], int],
-        result: Any,
-        finish: Callable[[Any], Any] | None = None,
-        *,
-        captured: bool,
-    ) -> DeviceWork:
-        """The handle of the call that was just started on the plane's own stream."""
-        event = _native.CudaEvent(self.ordinal, self.own_stream())
-        check = self._check
-        return DeviceWork(
-            collective, event, current, check, result, finish, captured=captured
-        )
-
-    def own_stream(self) -> int:
-        """The stream of calls that run beside that of their caller."""
-        if self._stream is None:
-            self._stream = _native.CudaStream(self.ordinal)
-        return self._stream.handle
-
-    def _current_stream(self, call: Call, given: int | None) -> int:
-        """That of the array's library; if it has none, the given or the default one."""
-        some = call.input or call.output
-        assert some is not None
-        found = current_stream(some.array, call.collective)
-        return found if found is not None else given or 0
-
-    def _refuse_shared_stream(self, call: Call, stream: int) -> None:
-        if stream in LEGACY_DEFAULT and self.native.ranks_here() > 1:
-            raise BadArgument(
-                f"{call.collective}: {self.native.ranks_here()} ranks are threads of "
-                "this process, and their kernels wait for each other: on the default "
-                "stream, which all threads share, they would wait for ever. Give each "
-                "rank a stream of its own, with torch.cuda.stream() or stream="
-            )
-
-    def _check(self, what: str, words: Callable[[], str] = lambda: "") -> None:
+    def check(self, what: str, words: Callable[[], str] = lambda: "") -> None:
         """Raise if the communicator has failed, on the host or on a device.
 
         `words` then describes the call that is refused.
         """
-        self.native.look()
+        self.look()
         self.host.check_usable(what, words)
 
-    def _launch(
+    def ranks_here(self) -> int:
+        """How many ranks are threads of this process."""
+        return self.native.ranks_here()
+
+    def ended(self) -> int:
+        """How many calls have ended at least."""
+        return self.native.ended()
+
+    def launch(
         self,
         call: Call,
         reduction: Reduction,
@@ -335,12 +221,12 @@ class DevicePlane:
             stream,
             current,
             nanoseconds(limit),
-            _held_bytes(call, beside=stream != current),
+            held_bytes(call, beside=stream != current),
             (call.input, call.output),
             queued=how.async_op,
         )
         if number is None:  # it was refused: the communicator has failed
-            self._check(call.collective)
+            self.check(call.collective)
             raise DeviceError(f"{call.collective}: a rank has closed its device half")
         return number
 
@@ -381,17 +267,8 @@ class DevicePlane:
             self._captured[id(plan)] = plan
         elif number is not None and held:
             self.kept.append((number, arrays))
-            if self.native.ended() > self._released:
-                self._release()
+            self.release_some()
         return number
-
-    def _release(self) -> None:
-        """Release the arrays of calls that have ended; threads may do it together."""
-        self._released = self.native.ended()
-        with suppress(IndexError):  # there are no more
-            while (first := self.kept.popleft())[0] <= self._released:
-                pass
-            self.kept.appendleft(first)
 
     def prepared(self, call: Call, reduction: Reduction, how: CallOptions) -> Prepared:
         """What such a call runs."""
@@ -441,23 +318,11 @@ class DevicePlane:
             found = self._plans[key] = _native.DevicePlan(self.native, plan)
         return found
 
-    def _refuse(self, call: Call, how: CallOptions) -> None:
-        if call.device != self.ordinal:
-            raise BadArgument(
-                f"{call.collective}: the array is on cuda:{call.device}, this "
-                f"communicator uses cuda:{self.ordinal}; a rank has one device"
-            )
-        how.refuse_codec_options(call.collective)
-        if how.codec is not None:
-            raise BadArgument(
-                f"{call.collective}: codec= is not supported on CUDA arrays"
-            )
-
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""
         await_device(self.native.is_idle, timeout_s, "synchronize")
-        self._release()
-        self._check("synchronize")
+        self.release()
+        self.check("synchronize")
 
     def close(self) -> None:
         """Wait for the calls in flight, and release its memory."""
@@ -473,14 +338,3 @@ def _most_blocks() -> int:
     if not most.isdigit():
         return int(_native.MOST_DEVICE_BLOCKS)
     return max(1, min(int(most), _native.MOST_DEVICE_BLOCKS))
-
-
-def _held_bytes(call: Call, *, beside: bool) -> int:
-    """The bytes that are not freed while the arrays of a call are kept.
-
-    DeviceArrays are kept; other libraries free memory by stream, so their arrays are
-    kept only if the call runs beside the current stream.
-    """
-    both = [b for b in (call.input, call.output) if b is not None]
-    held = sum(b.array.facts.held for b in both if isinstance(b.array, DeviceArray))
-    return max(1, held + sum(b.nbytes for b in both)) if beside else held

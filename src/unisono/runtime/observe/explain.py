@@ -50,7 +50,8 @@ def explain(
     if x is not None and is_on_device(x):
         own_root = root if what.rooted else 0
         view = view_of(x, "explain")
-        return core.device.explain(n, what, view, nbytes, own_root, how)
+        hosts = core.hosts_if_several
+        return core.device.explain(n, hosts, what, view, nbytes, own_root, how)
     if codec is not None:
         dtype = None if x is None else dtype_of(x)
         found = explained(
