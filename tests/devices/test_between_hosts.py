@@ -38,7 +38,7 @@ def test_every_algorithm_has_the_bits_of_the_schedule(hosts):
         check(cases, w.run(perform_on_device, cases))
 
 
-@pytest.mark.quick(hosts=[(0, 1, 2)])
+@pytest.mark.sweep
 @layouts
 def test_every_type_and_operation_by_named_algorithms(hosts):
     n = len(hosts)

@@ -485,7 +485,7 @@ class Communicator:
         wire would carry, though ranks of one host read each other's memory. Headers
         and barriers carry nothing. Calls on CUDA arrays count when they are launched.
         """
-        return self.core.native.sent_bytes() + self.core.native.sent_on_devices()
+        return self.core.native.sent_bytes() + self.core.device.sent_bytes(self.core)
 
     def records(self) -> list[dict[str, Any]]:
         """The last 2,000 calls of this rank, as its flight recorder has them."""

@@ -21,13 +21,13 @@ from uuid import uuid4
 import numpy as np
 
 from unisono import _native
-from unisono.errors import CollectiveTimeout, DeviceError, UsageError
+from unisono.errors import CollectiveTimeout, DeviceError, UnisonoError, UsageError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.arguments import all_gather as all_gather_call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
-from unisono.runtime.device.levels import Levels, Route, Split
-from unisono.runtime.device.pipeline import Pipeline, await_event, await_work
+from unisono.runtime.device.levels import GRACE_S, GroupFailed, Levels, Route, Split
+from unisono.runtime.device.pipeline import Pipeline, Wire, await_event, await_work
 from unisono.runtime.device.stream_calls import HostHalf, StreamCalls, held_bytes
 from unisono.runtime.device.work import await_device
 from unisono.runtime.observe.failures import FailureCode
@@ -76,8 +76,18 @@ class BetweenHosts(StreamCalls):
         """Failures are found by the thread."""
 
     def error(self) -> BaseException | None:
-        """Why it has failed, if that is known here."""
+        """Why calls have failed, once the communicator has.
+
+        The thread finds it out, if it has a call; else the group of all ranks tells.
+        """
+        with suppress(CollectiveTimeout):
+            await_device(self._is_settled, 2 * GRACE_S, "error")
+        if self._error is None:
+            self._error = self.levels.error()
         return self._error
+
+    def _is_settled(self) -> bool:
+        return self._error is not None or self.is_idle()
 
     def check(self, what: str, words: Callable[[], str] = lambda: "") -> None:
         """Raise if the communicator has failed; `words` describe a refused call."""
@@ -167,7 +177,7 @@ class BetweenHosts(StreamCalls):
         if route.first is not None:
             levels.launch(route.first, pipeline.down)
         if route.wire is not None:
-            pipeline.send(route.wire, self._look)
+            self._send(route.wire, in_stages=told is not None)
         if told is not None:
             await_work(told, self._look)
         if route.last is not None:
@@ -177,6 +187,14 @@ class BetweenHosts(StreamCalls):
             for stream in (pipeline.down, pipeline.up):
                 await_event(_native.CudaEvent(self.ordinal, stream), self._look)
             self._look()
+
+    def _send(self, wire: Wire, *, in_stages: bool) -> None:
+        try:
+            self._pipeline.send(wire, self._look)
+        except UnisonoError as error:
+            if in_stages:  # it numbers the ranks of a group
+                raise GroupFailed(str(error)) from error
+            raise
 
     def _look(self) -> None:
         """Raise if the communicator has failed, or a group of it."""
@@ -192,10 +210,9 @@ class BetweenHosts(StreamCalls):
         if self._error is not None:
             return
         host = self._host()
-        if host is None:
-            self._error = error
-            return
-        self._error = self.levels.fail(host, error)
+        self._error = error if host is None else self.levels.explained(host, error)
+        if host is not None:
+            self.levels.fail(host)
 
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""

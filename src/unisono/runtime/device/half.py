@@ -105,6 +105,13 @@ class DeviceHalf:
         """Why calls between hosts have failed, if they have and it is known here."""
         return self._plane.error() if isinstance(self._plane, BetweenHosts) else None
 
+    def sent_bytes(self, host: HostHalf) -> int:
+        """How many bytes calls on arrays of the device have sent, as schedules say."""
+        sent = host.native.sent_on_devices()
+        if isinstance(self._plane, BetweenHosts):
+            sent += self._plane.levels.sent_bytes()
+        return sent
+
     def check(self, host: HostHalf, what: str) -> None:
         """Raise the error of the communicator if a call has failed by now."""
         if self._plane is not None:

@@ -18,6 +18,7 @@ bytes, so that calls which differ and ranks which do not come are found and name
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -41,6 +42,7 @@ from unisono.schedule.collective import COLLECTIVES, Collective, Holders
 
 GRACE_S = 2.0
 """Groups wait so much longer than all ranks together, who know best who is missing."""
+_LOOK_S = 0.005
 _COPIES = Reduction("sum")
 _NOTHING = np.empty(0, dtype=np.uint8)
 
@@ -217,33 +219,54 @@ class Levels:
         found = (self._all, self._inside, self._lane)
         return [core for core in found if core is not None]
 
-    def fail(self, host: HostHalf, error: BaseException) -> BaseException:
-        """Let the communicator and its groups fail, for all ranks; the error to raise.
+    def explained(self, host: HostHalf, error: BaseException) -> BaseException:
+        """Why a call has failed, which this rank knows by `error`.
 
-        What the group of all ranks knows comes first, then what the communicator does.
+        What the group of all ranks says comes first: it names the ranks as the caller
+        does, and knows the calls of all. So it is given a moment to find out.
         """
-        found = self._explained(host, error)
-        for core in (host, *self._groups()):
-            if not _has_failed(core):
-                core.native.abort_unreachable(core.rank, False)
-        return found
-
-    def _explained(self, host: HostHalf, error: BaseException) -> BaseException:
-        failed = next((core for core in self._groups() if _has_failed(core)), None)
-        if failed is not None and (failed is self._all or not _has_failed(host)):
+        until = time.monotonic() + GRACE_S
+        failing = _has_failed(host) or any(map(_has_failed, self._groups()))
+        while failing and not _has_failed(self._all) and time.monotonic() < until:
+            time.sleep(_LOOK_S)
+        if _has_failed(self._all):
+            own = isinstance(error, UnisonoError) and type(error) is not GroupFailed
+            return error if own else self._all.failure(refused="a call")
+        if not _has_failed(host) and (failed := self._failed_group()) is not None:
             code, culprit, _, _ = failed.native.failure()
             found = host.world_ranks.index(failed.world_ranks[culprit])
             host.native.abort_unreachable(found, code == FailureCode.TIMEOUT)
-            if failed is self._all or code == FailureCode.MISMATCH:
-                known = (
-                    isinstance(error, UnisonoError) and type(error) is not GroupFailed
-                )
-                return error if known else failed.failure(refused="a call")
         if _has_failed(host):
             return host.failure(refused="a call between hosts")
         if isinstance(error, UnisonoError):
             return error
         return DeviceError(f"a call between hosts failed: {error}")
+
+    def error(self) -> UnisonoError | None:
+        """Why the group of all ranks has failed, if it has."""
+        return self._all.failure(refused="a call") if _has_failed(self._all) else None
+
+    def _failed_group(self) -> HostHalf | None:
+        return next((core for core in self._groups() if _has_failed(core)), None)
+
+    def fail(self, host: HostHalf) -> None:
+        """Let the communicator and its groups fail, for all ranks."""
+        known = next((c for c in (self._all, host) if _has_failed(c)), None)
+        code, culprit = FailureCode.NONE, host.rank
+        if known is not None:
+            number, culprit, _, _ = known.native.failure()
+            code = FailureCode(number)
+        for core in (host, self._all):
+            if not _has_failed(core):
+                core.native.abort_unreachable(culprit, code == FailureCode.TIMEOUT)
+        for core in self._groups():
+            if not _has_failed(core):
+                core.native.abort_unreachable(core.rank, False)
+
+    def sent_bytes(self) -> int:
+        """How many bytes this rank has sent in all groups."""
+        natives = [core.native for core in self._groups()]
+        return sum(c.sent_bytes() + c.sent_on_devices() for c in natives)
 
     def close(self) -> None:
         """Close all groups."""

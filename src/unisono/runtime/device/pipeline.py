@@ -111,8 +111,7 @@ class Pipeline:
     def _fetch(self, number: int, piece: Piece, call: Call) -> None:
         """Copy the input of a piece from the device, once its slot is free."""
         slot = number % SLOTS
-        if number >= SLOTS:
-            self._returned[slot].order(self.down)
+        self._returned[slot].order(self.down)
         at = slot * SLOT
         for offset, nbytes in piece.inputs:
             if nbytes:
