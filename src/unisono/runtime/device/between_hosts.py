@@ -50,6 +50,7 @@ class BetweenHosts(StreamCalls):
     def __init__(self, host: HostHalf, ordinal: int, split: Split) -> None:
         """All ranks make it at the same time."""
         super().__init__(host, ordinal)
+        self._at = host.position
         self._ranks_here = _ranks_here(host)
         self.levels = Levels(host, ordinal, split)
         self._pipeline = Pipeline(host, ordinal)
@@ -161,7 +162,7 @@ class BetweenHosts(StreamCalls):
             except BaseException as error:
                 self._fail(error)
                 pipeline.begin(job.ready)
-                pipeline.spoil(route.call)
+                pipeline.spoil(route.call, self._at)
             pipeline.staging.end_on(pipeline.up, job.number)
         except BaseException as error:  # the driver fails
             self._fail(error)

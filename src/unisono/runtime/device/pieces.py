@@ -104,6 +104,12 @@ class Pieces:
         parts = -(-self._sizes // number)
         return parts if number == 1 else -(-parts // self._grain) * self._grain
 
+    @property
+    def output_bytes(self) -> int:
+        """The bytes of this rank's whole output."""
+        held = _held(self._sizes, self._after, self._at.n)
+        return int(held[self._at.rank]) * self._itemsize
+
     def __iter__(self) -> Iterator[Piece]:
         """All of them."""
         return (self.piece(k) for k in range(self.number))

@@ -18,7 +18,7 @@ import numpy as np
 from unisono import _native
 from unisono.dtypes import numpy_dtype
 from unisono.reductions import reduce
-from unisono.runtime.call.arguments import Call
+from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
@@ -101,12 +101,13 @@ class Pipeline:
             for work in works.values():  # of a call that has failed
                 work.allow_drop()
 
-    def spoil(self, call: Call) -> None:
+    def spoil(self, call: Call, at: Position) -> None:
         """Fill the output with bytes that are not a number, when nobody reads it."""
         self._between.record(self.down)
         self._between.order(self.up)
-        if call.output is not None and call.output.nbytes:
-            self.staging.spoil(call.output.address, call.output.nbytes, self.up)
+        nbytes = Pieces(call, at, SLOT).output_bytes
+        if call.output is not None and nbytes:
+            self.staging.spoil(call.output.address, nbytes, self.up)
 
     def _fetch(self, number: int, piece: Piece, call: Call) -> None:
         """Copy the input of a piece from the device, once its slot is free."""
