@@ -34,12 +34,18 @@ LIMIT_S = 120.0
 Row = tuple[int, float, float, int, bool]
 
 
-def measure(comm: Any, sizes: list[int]) -> list[Row]:
-    """For each size: seconds on the device and on the host; memory; is it right?"""
+def measure(comm: Any, sizes: list[int]) -> tuple[int, list[Row]]:
+    """Memory for the first call; and for each size what is printed.
+
+    That is seconds on the device and on the host, memory, and whether it is right.
+    """
     stream = _native.CudaStream(0)
-    comm.all_reduce(array(1), stream=stream)  # the ranks connect
+    x = array(1)
+    before = _resident()
+    comm.all_reduce(x, stream=stream)  # the ranks connect
     comm.synchronize(LIMIT_S)
-    rows = []
+    connected = _resident() - before
+    rows: list[Row] = []
     for nbytes in sizes:
         here = comm.empty((nbytes // 4,))
         here[:] = comm.rank + 1
@@ -60,8 +66,9 @@ def measure(comm: Any, sizes: list[int]) -> list[Row]:
         def on_host(x: Any = here) -> None:
             comm.all_reduce(x, op="max")
 
-        rows.append((nbytes, *_seconds(comm, on_device, on_host), grown, right))
-    return rows
+        device, host = _seconds(comm, on_device, on_host)
+        rows.append((nbytes, device, host, grown, right))
+    return connected, rows
 
 
 def _resident() -> int:
@@ -107,7 +114,8 @@ def main() -> None:
     function = import_module("benchmarks.gpu.hosts").measure  # as new processes find it
     with links as on:
         world = world_across(ranks, timeout_s=600, **({} if on is None else {"on": on}))
-        rows = world.run(function, sizes)[0]
+        connected, rows = world.run(function, sizes)[0]
+    print(f"memory of the host for the first call: {format_bytes(connected)}")
     for nbytes, device, host, grown, right in rows:
         rates = [f"{nbytes / seconds / 1e9:6.3f} GB/s" for seconds in (device, host)]
         print(
