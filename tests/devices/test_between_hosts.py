@@ -15,10 +15,18 @@ from device_cases import perform_on_device, to_device
 from unisono import _native
 from unisono.dtypes import DTYPES
 from unisono.reductions import reduce
-from unisono.runtime.device import levels, pipeline
+from unisono.runtime.device import pipeline, routes
 from unisono.testing import world
 
-LAYOUTS = [(0, 1), (0, 0, 1, 1), (0, 0, 1), (0, 1, 2), (0, 1, 0, 1), (0, 0, 0, 1, 1)]
+LAYOUTS = [
+    (0, 1),
+    (0, 0, 1, 1),
+    (0, 0, 1),
+    (0, 1, 2),
+    (0, 1, 1, 0),
+    (0, 0, 0, 1, 1),
+    (0, 0, 1, 1, 2, 2),
+]
 layouts = pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
 
 
@@ -26,7 +34,7 @@ layouts = pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
 def small_pieces(monkeypatch):
     """So that small arrays have many of them."""
     monkeypatch.setattr(pipeline, "SLOT", 4096)
-    monkeypatch.setattr(levels, "SLOT", 4096)
+    monkeypatch.setattr(routes, "SLOT", 4096)
 
 
 @pytest.mark.quick(hosts=[(0, 0, 1)])
@@ -204,7 +212,7 @@ def uneven(comm):
     assert np.array_equal(exchanged.numpy(), np.concatenate(parts))
 
 
-@pytest.mark.quick(hosts=[(0, 0, 1)])
+@pytest.mark.quick(hosts=[(0, 0, 1), (0, 0, 1, 1)])
 @layouts
 def test_uneven_counts_in_many_pieces(hosts, small_pieces):
     with world(len(hosts), hosts=hosts) as w:
@@ -217,12 +225,13 @@ def explained(comm):
         comm.explain("all_reduce", x),
         comm.explain("all_to_all", x),
         comm.explain("reduce", x, algorithm="tree"),
+        comm.explain("reduce_scatter", x),
     )
 
 
 def test_explain_tells_the_stages():
     with world(4, hosts=(0, 0, 1, 1)) as w:
-        staged, whole, named = w.run(explained)[0]
+        staged, whole, named, rows = w.run(explained)[0]
     assert "all_reduce of 4 MiB on 4 ranks of 2 hosts" in staged
     assert "inside     reduce_scatter by direct" in staged
     assert "on 2 lanes of 2 MiB" in staged
@@ -230,6 +239,8 @@ def test_explain_tells_the_stages():
     assert "4 pieces of 4 MiB of the host" in staged
     assert "among all ranks" in whole
     assert "reduce by tree" in named
+    assert "inside     reduce_scatter for each host by direct" in rows
+    assert rows.count("inside ") == 1
     with world(2, hosts=(0, 1)) as w:
         alone = w.run(explained)[1][0]
     assert "among all ranks" in alone

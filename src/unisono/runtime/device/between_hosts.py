@@ -26,8 +26,9 @@ from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.arguments import all_gather as all_gather_call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
-from unisono.runtime.device.levels import GRACE_S, GroupFailed, Levels, Route, Split
+from unisono.runtime.device.levels import GRACE_S, GroupFailed, Levels, Split
 from unisono.runtime.device.pipeline import Pipeline, Wire, await_event, await_work
+from unisono.runtime.device.routes import Route
 from unisono.runtime.device.stream_calls import HostHalf, StreamCalls, held_bytes
 from unisono.runtime.device.work import await_device
 from unisono.runtime.observe.failures import FailureCode
@@ -175,15 +176,15 @@ class BetweenHosts(StreamCalls):
         if route.announced is not None:
             told = levels.announce(route.announced)
             told.allow_drop()
-        if route.first is not None:
-            levels.launch(route.first, pipeline.down)
+        for launch in route.first:
+            levels.launch(launch, pipeline.down)
         if route.wire is not None:
             self._send(route.wire, in_stages=told is not None)
         if told is not None:
             await_work(told, self._look)
-        if route.last is not None:
-            levels.launch(route.last, pipeline.up)
-        if route.first is not None or route.last is not None:
+        for launch in route.last:
+            levels.launch(launch, pipeline.up)
+        if route.first or route.last:
             # Whether a kernel has failed is known when it has ended.
             for stream in (pipeline.down, pipeline.up):
                 await_event(_native.CudaEvent(self.ordinal, stream), self._look)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from unisono import _native
 from unisono.devices.arrays import DeviceView
+from unisono.dtypes import DType
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.device.choice import algorithm_on_device
-from unisono.runtime.device.layout import Layout, has_stages
+from unisono.runtime.device.layout import ROWS, Layout, has_stages
 from unisono.runtime.device.pipeline import SLOT, SLOTS
 from unisono.runtime.plan.select import choose
 from unisono.schedule.collective import Collective, Holders
@@ -49,24 +50,13 @@ def explain_between_hosts(
         f"  verified   {what.meaning}",
     ]
     if staged:
-        by = [
-            algorithm_on_device(
-                name.split()[0],
-                nbytes,
-                max(layout.sizes),
-                dtype,
-                named=None,
-                reproducible=False,
-            ).algorithm
-            for name in (_FIRST[what.before], _LAST[what.after])
-        ]
-        lines += [
-            f"  inside     {_FIRST[what.before]} by {by[0]}, in the devices' memory",
-            f"  across     {wire}, on {layout.lanes} lanes of {format_bytes(share)}",
-            f"  inside     {_LAST[what.after]} by {by[1]}, in the devices' memory",
-        ]
+        wire += f", on {layout.lanes} lanes of {format_bytes(share)}"
+        largest = max(layout.sizes)
+        lines += _inside(_FIRST.get(what.before, ""), what, nbytes, largest, dtype)
+        lines.append(f"  across     {wire}")
+        lines += _inside(_LAST.get(what.after, ""), what, nbytes, largest, dtype)
     else:
-        lines += [f"  across     {wire}, among all ranks"]
+        lines.append(f"  across     {wire}, among all ranks")
     return "\n".join(
         [
             *lines,
@@ -75,3 +65,17 @@ def explain_between_hosts(
             "size",
         ]
     )
+
+
+def _inside(
+    stage: str, what: Collective, nbytes: int, ranks: int, dtype: DType
+) -> list[str]:
+    """The line of a stage inside hosts, if there is one."""
+    if not stage:
+        return []
+    name, _, how = stage.partition(" ")
+    choice = algorithm_on_device(
+        name, nbytes, ranks, dtype, named=None, reproducible=False
+    )
+    each = " for each host" if what.name in ROWS else f" {how}" if how else ""
+    return [f"  inside     {name}{each} by {choice.algorithm}, in the devices' memory"]

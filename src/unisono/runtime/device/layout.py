@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from unisono.runtime.call.arguments import Position
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.device.pieces import GRAIN
 from unisono.runtime.plan.select import by_variable
 from unisono.schedule.collective import COLLECTIVES
+
+ROWS = ("all_gather", "reduce_scatter")
+"""Collectives in which every rank has rows, which have stages on equal hosts."""
 
 
 class Layout:
@@ -18,12 +22,30 @@ class Layout:
     def __init__(self, hosts: tuple[int, ...]) -> None:
         """By the host of each rank."""
         self.hosts = hosts
-        self.sizes = [hosts.count(h) for h in sorted(set(hosts))]
+        numbers = list(dict.fromkeys(hosts))
+        self.ranks = [[r for r, h in enumerate(hosts) if h == k] for k in numbers]
+        self.sizes = [len(ranks) for ranks in self.ranks]
         self.lanes = min(self.sizes)
         self.places = [hosts[:r].count(h) for r, h in enumerate(hosts)]
 
-    def shares(self, total: int, ranks: int) -> list[int]:
+    @property
+    def is_regular(self) -> bool:
+        """Whether hosts have equally many ranks, which follow each other."""
+        in_order = [r for ranks in self.ranks for r in ranks]
+        return min(self.sizes) == max(self.sizes) and in_order == sorted(in_order)
+
+    def is_same_host(self, one: int, other: int) -> bool:
+        """Whether two ranks are on one host."""
+        return self.hosts[one] == self.hosts[other]
+
+    def lane_root(self, root: int, place: int) -> int:
+        """Which rank of a lane, in their order, is on the host of a root."""
+        lane = sorted(ranks[min(place, self.lanes - 1)] for ranks in self.ranks)
+        return next(i for i, r in enumerate(lane) if self.is_same_host(r, root))
+
+    def shares(self, total: int, at: Position) -> list[int]:
         """The elements of each rank of a host: those that are no lane have none."""
+        ranks = self.hosts.count(self.hosts[at.rank])
         part = -(-total // self.lanes)
         if total > GRAIN * self.lanes:
             part = -(-part // GRAIN) * GRAIN
@@ -34,8 +56,10 @@ class Layout:
 
 def has_stages(layout: Layout, collective: str, how: CallOptions) -> bool:
     """Whether a call is divided into stages; the same on all ranks."""
-    return (
-        max(layout.sizes) > 1
-        and COLLECTIVES[collective].chunk_multiple(2) == 1
-        and not (how.algorithm or how.reproducible or by_variable(collective))
-    )
+    if max(layout.sizes) == 1 or how.algorithm or how.reproducible:
+        return False
+    if by_variable(collective):
+        return False
+    if collective in ROWS:
+        return layout.is_regular
+    return COLLECTIVES[collective].chunk_multiple(2) == 1

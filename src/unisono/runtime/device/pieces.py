@@ -8,7 +8,7 @@ pieces of every collective are made in one way.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil
 from typing import NamedTuple
 
@@ -57,8 +57,18 @@ class Pieces:
     array, which takes its bytes once.
     """
 
-    def __init__(self, call: Call, at: Position, room: int) -> None:
-        """Cut a call."""
+    def __init__(
+        self,
+        call: Call,
+        at: Position,
+        room: int,
+        places: Sequence[int] | None = None,
+    ) -> None:
+        """Cut a call.
+
+        `places` are the elements at which the shares of the output begin; they follow
+        each other if it is not given.
+        """
         collective = COLLECTIVES[call.collective]
         num_shares = collective.chunk_multiple(at.n)
         contract = Contract(collective, at.n, call.root, num_shares)
@@ -72,6 +82,7 @@ class Pieces:
         rounded = 2 * at.n * GRAIN * self._itemsize  # the most bytes that it adds
         self._grain = GRAIN if rounded <= room // 4 else 1
         self.number = self._number_for(room)
+        self._places = None if places is None else np.array(places, np.int64)
         self._reads = call.input is not None
         self._writes = call.output is not None
         if _keeps(collective, call, at):
@@ -121,20 +132,26 @@ class Pieces:
         counts = int(sizes[0]) if self.in_place else tuple(sizes.tolist())
         return Piece(
             counts,
-            self._of_rank(self._before, begin, sizes) if self._reads else (),
-            self._of_rank(self._after, begin, sizes) if self._writes else (),
+            self._parts_of(self._before, begin, sizes) if self._reads else (),
+            self._parts_of(self._after, begin, sizes, self._places)
+            if self._writes
+            else (),
         )
 
-    def _of_rank(
-        self, holder: Ints | None, begin: Ints, sizes: Ints
+    def _parts_of(
+        self,
+        holder: Ints | None,
+        begin: Ints,
+        sizes: Ints,
+        places: Ints | None = None,
     ) -> tuple[Part, ...]:
         """Where the parts are in this rank's array, which has its shares in order."""
         mine = slice(None) if holder is None else holder == self._at.rank
         shares = self._sizes[mine]
-        at = np.cumsum(shares) - shares + begin[mine]
-        item = self._itemsize
-        pairs = zip((at * item).tolist(), (sizes[mine] * item).tolist(), strict=True)
-        return tuple(pairs)
+        firsts = np.cumsum(shares) - shares if places is None else places
+        at = (firsts + begin[mine]) * self._itemsize
+        nbytes = sizes[mine] * self._itemsize
+        return tuple(zip(at.tolist(), nbytes.tolist(), strict=True))
 
 
 def _held(sizes: Ints, holder: Ints | None, n: int) -> Ints:

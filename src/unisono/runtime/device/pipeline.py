@@ -43,7 +43,8 @@ Look = Callable[[], None]
 class Wire(NamedTuple):
     """How the pieces of a call are sent: by these ranks, as this collective.
 
-    `divisor`: the result is divided by it in the memory of the host.
+    `divisor`: the result is divided by it in the memory of the host. `places` are the
+    elements at which the shares of the output begin, if they do not follow each other.
     """
 
     core: HostHalf
@@ -51,6 +52,7 @@ class Wire(NamedTuple):
     reduction: Reduction
     how: CallOptions
     divisor: int = 1
+    places: tuple[int, ...] | None = None
 
 
 class Pipeline:
@@ -87,7 +89,8 @@ class Pipeline:
 
     def send(self, wire: Wire, look: Look) -> None:
         """Send a call in pieces; returns when the last one is being copied back."""
-        pieces = list(Pieces(wire.call, wire.core.position, SLOT))
+        at = wire.core.position
+        pieces = list(Pieces(wire.call, at, SLOT, wire.places))
         works: dict[int, Work] = {}
         try:
             for step in range(len(pieces) + _BACK):
