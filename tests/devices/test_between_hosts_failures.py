@@ -14,6 +14,7 @@ from device_cases import to_device
 from forked import until_broken
 from unisono import _native
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost, UsageError
+from unisono.runtime.device import between_hosts
 from unisono.testing import world, world_across
 
 COUNT = 1000
@@ -248,6 +249,29 @@ def test_default_stream_of_threads_is_refused():
     refused = pytest.raises(unisono.BadArgument, match="default stream")
     with world(2, hosts=(0, 1)) as w, refused:
         w.run(call)
+
+
+def stuck(comm, until):
+    """The driver does not return to the thread of rank 0."""
+    me = Rank(comm)
+    me.call()
+    comm.synchronize(30)
+    comm.barrier()
+    if comm.rank == 0:
+        plane = comm.core.device._plane
+        plane._pipeline._fetch = lambda *_: until.wait(30)
+    error, _ = me.outcome(lambda: me.call(timeout_s=0.5))
+    if comm.rank == 0:
+        until.set()
+    return error
+
+
+def test_thread_that_is_stuck_in_the_driver_lets_calls_fail(monkeypatch):
+    monkeypatch.setattr(between_hosts, "GRACE_S", 0.5)
+    with world(2, hosts=(0, 1)) as w:
+        errors = w.run(stuck, threading.Event())
+    assert "did not return" in str(errors[0]) or "rank" in str(errors[0])
+    assert all(isinstance(error, CollectiveTimeout) for error in errors), errors
 
 
 def dropped(comm):

@@ -30,6 +30,7 @@ from unisono.runtime.device.levels import GRACE_S, GroupFailed, Levels, Split
 from unisono.runtime.device.pipeline import Pipeline, Wire, await_event, await_work
 from unisono.runtime.device.routes import Route
 from unisono.runtime.device.stream_calls import HostHalf, StreamCalls, held_bytes
+from unisono.runtime.device.watchdog import Watchdog
 from unisono.runtime.device.work import await_device
 from unisono.runtime.observe.failures import FailureCode
 
@@ -43,6 +44,7 @@ class Job(NamedTuple):
     number: int
     route: Route
     ready: _native.CudaEvent
+    limit_s: float
 
 
 class BetweenHosts(StreamCalls):
@@ -61,6 +63,7 @@ class BetweenHosts(StreamCalls):
         self._error: BaseException | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
+        self._watchdog = Watchdog(self._expire)
 
     def ranks_here(self) -> int:
         """How many ranks are threads of this process."""
@@ -123,7 +126,7 @@ class BetweenHosts(StreamCalls):
                 kept = call.input, call.output, route.scratch
                 self.kept.append((number, kept))
             self._start_thread()
-            self._jobs.put(Job(number, route, ready))
+            self._jobs.put(Job(number, route, ready, limit))
             staging.wait_on(stream, number)
         self.release_some()
         return number
@@ -149,7 +152,9 @@ class BetweenHosts(StreamCalls):
     def _run_all(self) -> None:
         """The thread: one call after the other."""
         while (job := self._jobs.get()) is not None:
+            self._watchdog.begin(job.limit_s + GRACE_S)
             self._run_one(job)
+            self._watchdog.end()
             del job  # with its event, while it waits for the next
 
     def _run_one(self, job: Job) -> None:
@@ -201,6 +206,9 @@ class BetweenHosts(StreamCalls):
     def _look(self) -> None:
         """Raise if the communicator has failed, or a group of it."""
         host = self._host()
+        self._watchdog.touch()
+        if self._error is not None:
+            raise self._error
         if host is None or self._closed:
             raise DeviceError("the communicator was closed while a call was in flight")
         if host.native.failure()[0] != FailureCode.NONE:
@@ -215,6 +223,20 @@ class BetweenHosts(StreamCalls):
         self._error = error if host is None else self.levels.explained(host, error)
         if host is not None:
             self.levels.fail(host)
+
+    def _expire(self) -> None:
+        """The thread is stuck in the driver: all calls that were made end."""
+        if self._error is None:
+            self._error = CollectiveTimeout(
+                "a call on CUDA arrays between hosts: CUDA's driver did not return to "
+                "the thread that runs it; if the program frees CUDA memory while such "
+                "a call is in flight, wait for the call first",
+                ranks=(),
+                collective="a call between hosts",
+            )
+        if (host := self._host()) is not None:
+            self.levels.fail(host)
+        self._pipeline.staging.end_now(self._begun)
 
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""
@@ -232,6 +254,7 @@ class BetweenHosts(StreamCalls):
                 await_device(self.is_idle, limit, "close")
             self._closed = True
         self._jobs.put(None)
+        self._watchdog.close()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(_CLOSING_S)
         self.levels.close()

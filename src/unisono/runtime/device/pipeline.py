@@ -94,6 +94,7 @@ class Pipeline:
         works: dict[int, Work] = {}
         try:
             for step in range(len(pieces) + _BACK):
+                look()
                 if step < len(pieces):
                     self._fetch(step, pieces[step], wire.call)
                 if 0 <= (k := step - _WIRE) < len(pieces):
