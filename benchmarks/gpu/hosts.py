@@ -5,9 +5,12 @@
 The ranks are processes of this machine that share its GPU; hosts are pretended, and
 talk over loopback, or with --rate over links of network namespaces (as root). A rank
 calls on an array of the device and on one of the host in turns: the same elements, over
-the same streams. Rates are bytes of the array over the time of a call, of the median of
-rounds. `memory` is by how much a rank's memory of the host grows in the first call on
-the device of that size, whose result is checked.
+the same streams. Without MPS the GPU runs processes by turns; with --threads the ranks
+are threads of one process, over pairs of sockets.
+
+Rates are bytes of the array over the time of a call, of the median of rounds. `memory`
+is by how much a rank's memory of the host grows in the first call on the device of that
+size, whose result is checked.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import numpy as np
 
 from benchmarks.gpu.ranks import array
 from unisono import _native
-from unisono.testing import Hosts, world_across
+from unisono.testing import Hosts, world, world_across
 from unisono.units import format_bytes, parse_bytes
 
 ROUNDS = 5
@@ -106,6 +109,7 @@ def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--hosts", default="1,1", help="ranks of each host")
     options.add_argument("--sizes", default="1M,16M,64M,256M")
+    options.add_argument("--threads", action="store_true", help="not processes")
     options.add_argument("--rate", help="of every link, as 10gbit: network namespaces")
     chosen = options.parse_args()
     ranks = [int(word) for word in chosen.hosts.split(",")]
@@ -113,8 +117,14 @@ def main() -> None:
     links = Hosts(len(ranks), rate=chosen.rate) if chosen.rate else nullcontext()
     function = import_module("benchmarks.gpu.hosts").measure  # as new processes find it
     with links as on:
-        world = world_across(ranks, timeout_s=600, **({} if on is None else {"on": on}))
-        connected, rows = world.run(function, sizes)[0]
+        where = {} if on is None else {"on": on}
+        numbers = [number for number, k in enumerate(ranks) for _ in range(k)]
+        made: Any = (
+            world(len(numbers), hosts=numbers)
+            if chosen.threads
+            else world_across(ranks, timeout_s=600, **where)
+        )
+        connected, rows = made.run(function, sizes)[0]
     print(f"memory of the host for the first call: {format_bytes(connected)}")
     for nbytes, device, host, grown, right in rows:
         rates = [f"{nbytes / seconds / 1e9:6.3f} GB/s" for seconds in (device, host)]

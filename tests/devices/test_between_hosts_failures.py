@@ -197,6 +197,7 @@ def on_streams(comm):
     return [x.numpy()[0] for x in arrays], small[0]
 
 
+@pytest.mark.quick(hosts=[(0, 0, 1)])
 @layouts
 def test_calls_on_two_streams_keep_their_order(hosts):
     n = len(hosts)

@@ -29,7 +29,7 @@ def across(forks):
     return run
 
 
-@pytest.mark.quick(asynchronous=[True])
+@pytest.mark.sweep
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_collective(across, asynchronous):
     across((1, 1), collectives, asynchronous)

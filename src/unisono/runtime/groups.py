@@ -41,8 +41,8 @@ def duplicate(comm: Group) -> Group:
     return made
 
 
-def split(comm: Group, color: int | None, key: int) -> Group | None:
-    """One communicator for each color."""
+def split(comm: Group, color: int | None, key: int, name: str = "") -> Group | None:
+    """One communicator for each color; it is called by its color, if by no name."""
     mine = _NO_COLOR if color is None else whole_number("color", color)
     pairs = comm.all_gather(np.array([[mine, whole_number("key", key)]], np.int64))
     order = sorted(range(comm.world_size), key=lambda r: (int(pairs[r, 1]), r))
@@ -65,7 +65,7 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
             agreed=agreed_number(f"{comm.core.agreed}/{comm.core.splits}/{mine}"),
             timeout_s=comm.timeout_s,
             rendezvous_timeout_s=comm.timeout_s,
-            name=f"{comm.name}/{mine}",
+            name=f"{comm.name}/{name or mine}",
             cancelled=lambda: bool(_blockers(comm, members)),
         )
     except ConnectFailed as error:
@@ -77,14 +77,14 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
     return made
 
 
-def splitter(comm: Collectives) -> Callable[[int | None], Core | None]:
+def splitter(comm: Collectives) -> Callable[[int | None, str], Core | None]:
     """Makes cores of the ranks that give one color; refers to `comm` weakly."""
     known = ref(comm)
 
-    def make(color: int | None) -> Core | None:
+    def make(color: int | None, name: str) -> Core | None:
         parent = known()
         assert parent is not None
-        made = split(parent, color, parent.rank)
+        made = split(parent, color, parent.rank, name)
         return None if made is None else made.core
 
     return make

@@ -18,18 +18,16 @@ from queue import SimpleQueue
 from typing import NamedTuple
 from uuid import uuid4
 
-import numpy as np
-
 from unisono import _native
 from unisono.errors import CollectiveTimeout, DeviceError, UnisonoError, UsageError
 from unisono.runtime.call.arguments import Call
-from unisono.runtime.call.arguments import all_gather as all_gather_call
 from unisono.runtime.call.options import CallOptions
-from unisono.runtime.call.reductions import Reduction, as_reduction
+from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.device.levels import GRACE_S, GroupFailed, Levels, Split
 from unisono.runtime.device.pipeline import Pipeline, Wire, await_event, await_work
 from unisono.runtime.device.routes import Route
 from unisono.runtime.device.stream_calls import HostHalf, StreamCalls, held_bytes
+from unisono.runtime.device.together import gathered, together
 from unisono.runtime.device.watchdog import Watchdog
 from unisono.runtime.device.work import await_device
 from unisono.runtime.observe.failures import FailureCode
@@ -56,7 +54,7 @@ class BetweenHosts(StreamCalls):
         self._at = host.position
         self._ranks_here = _ranks_here(host)
         self.levels = Levels(host, ordinal, split)
-        self._pipeline = Pipeline(host, ordinal)
+        self._pipeline = together(host, lambda: Pipeline(host, ordinal))
         self._begun = 0
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
@@ -269,7 +267,5 @@ _PROCESS: dict[int, bytes] = {}
 def _ranks_here(host: HostHalf) -> int:
     """How many ranks of a communicator are in this process."""
     mine = _PROCESS.setdefault(os.getpid(), uuid4().bytes)
-    call = all_gather_call(host.position, np.frombuffer(mine, np.uint8), None, None)
-    how = CallOptions(label="device communicator")
-    rows = host.run(call, as_reduction("sum"), how).reshape(host.world_size, -1)
-    return sum(row.tobytes() == mine for row in rows)
+    rows = gathered(host, mine)
+    return sum(row == mine for row in rows)

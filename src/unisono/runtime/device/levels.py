@@ -37,10 +37,10 @@ _COPIES = Reduction("sum")
 _NOTHING = np.empty(0, dtype=np.uint8)
 
 
-Split = Callable[[int | None], HostHalf | None]
+Split = Callable[[int | None, str], HostHalf | None]
 """Makes communicators of the ranks that give the same number; all ranks call it.
 
-With None a rank takes no part.
+With None a rank takes no part. The text is what it is called.
 """
 
 
@@ -54,16 +54,17 @@ class Levels:
     def __init__(self, host: HostHalf, ordinal: int, split: Split) -> None:
         """Made by all ranks together."""
         hosts = host.hosts_if_several
-        self._all = _made(split(0))
+        self._all = _made(split(0, "cuda"))
         self.timeout_s = host.timeout_s
         self.layout = Layout(hosts)
         place = self.layout.places[host.rank]
         self._lane: HostHalf | None = None
         self._inside: HostHalf | None = None
         self.plane: DevicePlane | None = None
+        here, lane = hosts[host.rank], place if place < self.layout.lanes else None
         if max(self.layout.sizes) > 1:
-            self._inside = _made(split(hosts[host.rank]))
-            self._lane = split(place if place < self.layout.lanes else None)
+            self._inside = _made(split(here, f"cuda host {here}"))
+            self._lane = split(lane, f"cuda lane {place}")
             self.plane = DevicePlane(self._inside, ordinal)
 
     def route(self, call: Call, reduction: Reduction, how: CallOptions) -> Route:

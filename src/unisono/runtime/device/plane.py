@@ -13,19 +13,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-import numpy as np
-
 from unisono import _native
 from unisono.devices.kernels import kernel
 from unisono.errors import DeviceError, UnsupportedWorld
 from unisono.runtime.call.arguments import Call
-from unisono.runtime.call.arguments import all_gather as all_gather_call
 from unisono.runtime.call.options import CallOptions
-from unisono.runtime.call.reductions import Reduction, as_reduction
+from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.call.timeouts import nanoseconds
 from unisono.runtime.device import placement
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.stream_calls import HostHalf, StreamCalls, held_bytes
+from unisono.runtime.device.together import gathered, texts, together
 from unisono.runtime.device.work import await_device
 from unisono.runtime.plan.device_plans import device_plan
 from unisono.runtime.plan.plans import CallKind
@@ -46,7 +44,6 @@ MOST_PLANS = 1024
 """Plans with tables on the device that are kept."""
 COMMUNICATORS_AT_ONCE = 2
 """The blocks of so many calls of all ranks fit on a device at the same time."""
-_TEXT = 240  # bytes of an error that all ranks raise
 
 
 T = TypeVar("T")
@@ -114,14 +111,14 @@ class DevicePlane(StreamCalls):
         """A step of all ranks that maps shared memory, which the first rank makes."""
         host = self.host
         session, owner = host.session, host.world_ranks[0]
-        mine = self._together(
-            lambda: session.engine.create(nbytes) if host.rank == 0 else 0
+        mine = together(
+            self.host, lambda: session.engine.create(nbytes) if host.rank == 0 else 0
         )
-        rows = self._all_gather(mine.to_bytes(8, "little"))
+        rows = gathered(self.host, mine.to_bytes(8, "little"))
         number = int.from_bytes(rows[0], "little")
         try:
             session.await_segment(owner, number, host.timeout_s)
-            return self._together(lambda: step(owner, number))
+            return together(self.host, lambda: step(owner, number))
         finally:  # who has mapped it keeps it
             if host.rank == 0:
                 session.engine.drop(number)
@@ -131,9 +128,9 @@ class DevicePlane(StreamCalls):
         device = _native.cuda_device(self.ordinal)
         about = device.uuid + device.multiprocessors.to_bytes(4, "little")
         about += _most_blocks().to_bytes(4, "little")
-        rows = self._all_gather(about + placement.wanted())
+        rows = gathered(self.host, about + placement.wanted())
         why = self._place([row[len(about) :] for row in rows])
-        self._together(self.native.start)
+        together(self.host, self.native.start)
         uuids = [row[:16] for row in rows]
         sizes = [int.from_bytes(row[16:20], "little") for row in rows]
         blocks = [int.from_bytes(row[20:24], "little") for row in rows]
@@ -143,9 +140,11 @@ class DevicePlane(StreamCalls):
         """Place words and windows; why they are in host memory, if they are."""
         why = placement.why_on_host(wanted)
         if not why:
-            self._together(self.native.allocate)
-        announced = self._all_gather(self._together(self.native.announcement))
-        missed = self._texts(self._together(lambda: self.native.connect(announced)))
+            together(self.host, self.native.allocate)
+        announced = gathered(self.host, together(self.host, self.native.announcement))
+        missed = texts(
+            self.host, together(self.host, lambda: self.native.connect(announced))
+        )
         for rank, reason in enumerate(missed):
             if reason and not why:
                 why = f"rank {rank}: {reason}"
@@ -155,34 +154,6 @@ class DevicePlane(StreamCalls):
             nbytes = _native.device_host_bytes(self.host.world_size, WINDOW)
             self._with_segment(nbytes, self.native.place_on_host)
         return why
-
-    def _together(self, step: Callable[[], T]) -> T:
-        """A step of all ranks; if it fails on one, all raise the same DeviceError."""
-        made: list[T] = []
-        why = ""
-        try:
-            made.append(step())
-        except (RuntimeError, OSError, MemoryError) as error:
-            why = str(error) or type(error).__name__
-        for rank, words in enumerate(self._texts(why)):
-            if words:
-                raise DeviceError(
-                    f"the ranks' devices could not be connected; rank {rank}: {words}"
-                )
-        return made[0]
-
-    def _texts(self, mine: str) -> list[str]:
-        """What each rank says."""
-        rows = self._all_gather(mine.encode()[:_TEXT].ljust(_TEXT, b"\0"))
-        return [row.rstrip(b"\0").decode(errors="replace") for row in rows]
-
-    def _all_gather(self, mine: bytes) -> list[bytes]:
-        """The same number of bytes of each rank, by the communicator's host half."""
-        x = np.frombuffer(mine, np.uint8)
-        call = all_gather_call(self.host.position, x, None, None)
-        how = CallOptions(label="device communicator")
-        gathered = self.host.run(call, as_reduction("sum"), how)
-        return [r.tobytes() for r in gathered.reshape(self.host.world_size, -1)]
 
     def look(self) -> None:
         """Look for failures now."""
