@@ -236,7 +236,7 @@ def test_explain_tells_the_stages():
     assert "inside     reduce_scatter by direct" in staged
     assert "on 2 lanes of 2 MiB" in staged
     assert "inside     all_gather by direct" in staged
-    assert "4 pieces of 4 MiB of the host" in staged
+    assert "6 pieces of 4 MiB of the host" in staged
     assert "among all ranks" in whole
     assert "reduce by tree" in named
     assert "inside     reduce_scatter for each host by direct" in rows

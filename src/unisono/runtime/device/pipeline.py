@@ -1,9 +1,9 @@
 """Device, memory of the host, wire, memory of the host, device: in pieces that overlap.
 
-Of a call in pieces, one is copied from the device, two are on the wire, and one is
-copied back, at the same time. Each has a slot of memory that the driver knows and other
-ranks of this host can read; the slots are all the memory of the host that calls need,
-whatever their size.
+Of a call in pieces, two are copied from the device, two are on the wire, and two are
+copied back, at the same time: a device that is busy has the time of two pieces for its
+copies. Each has a slot of memory that the driver knows and other ranks of this host can
+read; the slots are all the memory of the host that calls need, whatever their size.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from unisono.runtime.call.work import Work
 from unisono.runtime.device.pieces import ALIGNMENT, Piece, Pieces
 from unisono.runtime.device.stream_calls import HostHalf
 
-SLOTS = 4
+SLOTS = 6
 """Pieces that are under way at the same time."""
 SLOT = 4 << 20
 """Bytes of a piece."""
-_WIRE, _BACK = 1, SLOTS - 1
+_WIRE, _BACK = 2, 4
 """How many pieces later a piece is sent, and copied back."""
 _LOOK_NS = 20_000_000
 _SPINS = 200
