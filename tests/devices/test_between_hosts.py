@@ -234,7 +234,7 @@ def test_explain_tells_the_stages():
         staged, whole, named, rows = w.run(explained)[0]
     assert "all_reduce of 4 MiB on 4 ranks of 2 hosts" in staged
     assert "inside     reduce_scatter by direct" in staged
-    assert "on 2 lanes of 2 MiB" in staged
+    assert "on 2 rails of 2 MiB" in staged
     assert "inside     all_gather by direct" in staged
     assert "6 pieces of 4 MiB of the host" in staged
     assert "among all ranks" in whole

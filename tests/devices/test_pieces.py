@@ -64,15 +64,15 @@ def check(name, n, dtype, counts, root):
     assert all(found == all_counts[0] for found in all_counts)
 
 
-def test_lanes_are_the_places_that_every_host_has():
+def test_rails_are_the_places_that_every_host_has():
     layout = Layout((0, 0, 0, 1, 1))
-    assert layout.lanes == 2
+    assert layout.rails == 2
     assert layout.places == [0, 1, 2, 0, 1]
     assert layout.shares(10, Position(0, 5)) == [5, 5, 0]
     assert layout.shares(10, Position(4, 5)) == [5, 5]
     assert not layout.is_regular
     crossed = Layout((0, 1, 1, 0))
-    assert [crossed.lane_root(0, place) for place in (0, 1)] == [0, 1]
+    assert [crossed.rail_root(0, place) for place in (0, 1)] == [0, 1]
     assert not crossed.is_regular
     assert Layout((1, 1, 0, 0)).is_regular
 

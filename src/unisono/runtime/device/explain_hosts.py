@@ -30,7 +30,7 @@ def explain_between_hosts(
     device = _native.cuda_device(view.ordinal)
     emulated = " (emulated)" if _native.cuda_is_emulated() else ""
     staged = has_stages(layout, what.name, how)
-    share = -(-nbytes // layout.lanes) if staged else nbytes
+    share = -(-nbytes // layout.rails) if staged else nbytes
     across = tuple(range(len(layout.sizes))) if staged else hosts
     piece = min(share, SLOT)
     choice = choose(
@@ -50,7 +50,7 @@ def explain_between_hosts(
         f"  verified   {what.meaning}",
     ]
     if staged:
-        wire += f", on {layout.lanes} lanes of {format_bytes(share)}"
+        wire += f", on {layout.rails} rails of {format_bytes(share)}"
         largest = max(layout.sizes)
         lines += _inside(_FIRST.get(what.before, ""), what, nbytes, largest, dtype)
         lines.append(f"  across     {wire}")

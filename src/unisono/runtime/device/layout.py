@@ -1,4 +1,4 @@
-"""Where the ranks of a communicator are: their hosts, places and lanes."""
+"""Where the ranks of a communicator are: their hosts, places and rails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Layout:
     """The places of ranks on their hosts.
 
     The place of a rank is its number among those of its host. Places that every host
-    has are lanes.
+    has are rails.
     """
 
     def __init__(self, hosts: tuple[int, ...]) -> None:
@@ -25,7 +25,7 @@ class Layout:
         numbers = list(dict.fromkeys(hosts))
         self.ranks = [[r for r, h in enumerate(hosts) if h == k] for k in numbers]
         self.sizes = [len(ranks) for ranks in self.ranks]
-        self.lanes = min(self.sizes)
+        self.rails = min(self.sizes)
         self.places = [hosts[:r].count(h) for r, h in enumerate(hosts)]
 
     @property
@@ -38,20 +38,20 @@ class Layout:
         """Whether two ranks are on one host."""
         return self.hosts[one] == self.hosts[other]
 
-    def lane_root(self, root: int, place: int) -> int:
-        """Which rank of a lane, in their order, is on the host of a root."""
-        lane = sorted(ranks[min(place, self.lanes - 1)] for ranks in self.ranks)
-        return next(i for i, r in enumerate(lane) if self.is_same_host(r, root))
+    def rail_root(self, root: int, place: int) -> int:
+        """Which rank of a rail, in their order, is on the host of a root."""
+        rail = sorted(ranks[min(place, self.rails - 1)] for ranks in self.ranks)
+        return next(i for i, r in enumerate(rail) if self.is_same_host(r, root))
 
     def shares(self, total: int, at: Position) -> list[int]:
-        """The elements of each rank of a host: those that are no lane have none."""
+        """The elements of each rank of a host: those that are no rail have none."""
         ranks = self.hosts.count(self.hosts[at.rank])
-        part = -(-total // self.lanes)
-        if total > GRAIN * self.lanes:
+        part = -(-total // self.rails)
+        if total > GRAIN * self.rails:
             part = -(-part // GRAIN) * GRAIN
-        ends = [min(total, part * (i + 1)) for i in range(self.lanes)]
+        ends = [min(total, part * (i + 1)) for i in range(self.rails)]
         sizes = [end - min(total, part * i) for i, end in enumerate(ends)]
-        return sizes + [0] * (ranks - self.lanes)
+        return sizes + [0] * (ranks - self.rails)
 
 
 def has_stages(layout: Layout, collective: str, how: CallOptions) -> bool:

@@ -2,8 +2,8 @@
 
 Ranks of one host reach each other through the memory of their devices, ranks of several
 by the network. So, where hosts have several ranks, most calls have stages: inside
-hosts, and between the ranks of a lane, one of each host (`routes.py`). There are as
-many lanes as the smallest host has ranks. Calls of other kinds, with an algorithm that
+hosts, and between the ranks of a rail, one of each host (`routes.py`). There are as
+many rails as the smallest host has ranks. Calls of other kinds, with an algorithm that
 the caller names, or in the order of ranks (`reproducible`), are sent in pieces among
 all ranks.
 
@@ -58,13 +58,13 @@ class Levels:
         self.timeout_s = host.timeout_s
         self.layout = Layout(hosts)
         place = self.layout.places[host.rank]
-        self._lane: HostHalf | None = None
+        self._rail: HostHalf | None = None
         self._inside: HostHalf | None = None
         self.plane: DevicePlane | None = None
-        here, lane = hosts[host.rank], place if place < self.layout.lanes else None
+        here, rail = hosts[host.rank], place if place < self.layout.rails else None
         if max(self.layout.sizes) > 1:
             self._inside = _made(split(here, f"cuda host {here}"))
-            self._lane = split(lane, f"cuda lane {place}")
+            self._rail = split(rail, f"cuda rail {place}")
             self.plane = DevicePlane(self._inside, ordinal)
 
     def route(self, call: Call, reduction: Reduction, how: CallOptions) -> Route:
@@ -76,7 +76,7 @@ class Levels:
             return Route(call, wire=Wire(self._all, call, reduction, how))
         assert self.plane is not None
         limit = self.timeout_s if how.timeout_s is None else how.timeout_s
-        groups = Groups(self._all.position, self.layout, self.plane, self._lane)
+        groups = Groups(self._all.position, self.layout, self.plane, self._rail)
         return Staged(groups, call, reduction, limit + GRACE_S).route(how)
 
     def announce(self, how: CallOptions) -> Work:
@@ -112,7 +112,7 @@ class Levels:
 
     def _groups(self) -> list[HostHalf]:
         """All of them: first that of all ranks."""
-        found = (self._all, self._inside, self._lane)
+        found = (self._all, self._inside, self._rail)
         return [core for core in found if core is not None]
 
     def explained(self, host: HostHalf, error: BaseException) -> BaseException:

@@ -1,7 +1,7 @@
 """The stages of a call between hosts, as one rank takes part in them.
 
 All kinds are made of calls inside the host, which are kernels, and of one call of a
-lane, which is sent in pieces:
+rail, which is sent in pieces:
 
                     inside                     across          inside
     all_reduce      reduce_scatter             all_reduce      all_gather
@@ -10,8 +10,8 @@ lane, which is sent in pieces:
     all_gather                                 all_gather      all_gather, by host
     reduce_scatter  reduce_scatter, by host    reduce_scatter
 
-In the first three each lane has a share of the whole array. In the others each rank is
-a lane, and has the rows of the ranks of its place.
+In the first three each rail has a share of the whole array. In the others each rank is
+a rail, and has the rows of the ranks of its place.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True)
 class Groups:
-    """Who takes part: all ranks, those of this host, and those of this lane."""
+    """Who takes part: all ranks, those of this host, and those of this rail."""
 
     at: Position
     layout: Layout
     plane: DevicePlane
-    lane: HostHalf | None
+    rail: HostHalf | None
 
 
 class Staged:
@@ -82,10 +82,12 @@ class Staged:
         self._op = _SUM if self._is_mean else reduction
         self._limit_s = limit_s
         self._item = call.dtype.itemsize
+        self._label = ""
         self._scratch: _native.CudaMemory | None = None
 
     def route(self, announced: CallOptions) -> Route:
         """Its stages."""
+        self._label = announced.label
         if self._what.owned:
             made = self._gathered() if self._what.before is Holders.OWNER else None
             first, wire, last = made or self._scattered()
@@ -93,7 +95,7 @@ class Staged:
             first, wire, last = self._whole()
         return Route(self._call, first, wire, last, announced, self._scratch)
 
-    # --- one share of the array for each lane
+    # --- one share of the array for each rail
 
     def _whole(self) -> tuple[tuple[Launch, ...], Wire | None, tuple[Launch, ...]]:
         call, what = self._call, self._what
@@ -121,7 +123,7 @@ class Staged:
             share if writes else None,
             None,
             None,
-            self._layout.lane_root(call.root, self._place) if what.rooted else 0,
+            self._layout.rail_root(call.root, self._place) if what.rooted else 0,
         )
         return first, self._wire(made), last
 
@@ -137,15 +139,15 @@ class Staged:
         """Rows of this place from all hosts, then those of each host inside."""
         call = self._call
         assert call.output is not None
-        begins, rows, lane = self._rows()
+        begins, rows, rail = self._rows()
         made = Call(
             "all_gather",
-            tuple(rows[r] for r in lane),
+            tuple(rows[r] for r in rail),
             call.input,
             call.output,
             None,
         )
-        times, last = self._pieces(max(rows) * len(lane)), []
+        times, last = self._pieces(max(rows) * len(rail)), []
         for ranks in self._layout.ranks:
             mine = ranks[self._place]
             share = self._buffer(self._at(call.output, begins[mine]), rows[mine])
@@ -154,15 +156,15 @@ class Staged:
             )
             counts = [rows[r] for r in ranks]
             last.append(self._launch("all_gather", counts, share, target, times))
-        wire = self._wire(made, tuple(begins[r] for r in lane))
+        wire = self._wire(made, tuple(begins[r] for r in rail))
         return (), wire, tuple(last)
 
     def _scattered(self) -> tuple[tuple[Launch, ...], Wire | None, tuple[Launch, ...]]:
         """The host's sums of the rows of this place, then their sums across."""
         call = self._call
         assert call.input is not None
-        begins, rows, lane = self._rows()
-        sums = self._scratch_for(sum(rows[r] for r in lane))
+        begins, rows, rail = self._rows()
+        sums = self._scratch_for(sum(rows[r] for r in rail))
         first, done = [], 0
         for ranks in self._layout.ranks:
             mine = ranks[self._place]
@@ -173,10 +175,10 @@ class Staged:
             counts = [rows[r] for r in ranks]
             first.append(self._launch("reduce_scatter", counts, source, share))
             done += rows[mine]
-        counts_of_lane = tuple(rows[r] for r in lane)
+        counts_of_rail = tuple(rows[r] for r in rail)
         made = Call(
             "reduce_scatter",
-            counts_of_lane,
+            counts_of_rail,
             self._buffer(sums, done),
             call.output,
             None,
@@ -184,7 +186,7 @@ class Staged:
         return tuple(first), self._wire(made), ()
 
     def _rows(self) -> tuple[list[int], list[int], list[int]]:
-        """Where each rank's rows begin, how many elements, and the ranks of a lane."""
+        """Where each rank's rows begin, how many elements, and the ranks of a rail."""
         n = self._groups.at.n
         contract = Contract(self._what, n, 0, n)
         rows = contract.chunk_sizes(self._call.counts).tolist()
@@ -206,7 +208,7 @@ class Staged:
         return self._scratch.address
 
     def _pieces(self, count: int) -> int:
-        """At most so many pieces a lane sends, each of which may take the limit."""
+        """At most so many pieces a rail sends, each of which may take the limit."""
         return 2 + count * self._item // SLOT
 
     def _launch(
@@ -227,9 +229,9 @@ class Staged:
         return Launch(prepared, *made.addresses, limit_ns)
 
     def _wire(self, call: Call, places: tuple[int, ...] | None = None) -> Wire | None:
-        """A call of the ranks of this lane."""
-        if self._groups.lane is None:
+        """A call of the ranks of this rail."""
+        if self._groups.rail is None:
             return None
-        how = CallOptions(timeout_s=self._limit_s, async_op=True)
+        how = CallOptions(timeout_s=self._limit_s, async_op=True, label=self._label)
         divisor = self._groups.at.n if self._is_mean else 1
-        return Wire(self._groups.lane, call, self._op, how, divisor, places)
+        return Wire(self._groups.rail, call, self._op, how, divisor, places)
