@@ -124,7 +124,8 @@ soak: $(VENV)/.test
 # The tests of the device plane on the GPU of this machine instead of the emulated driver.
 gpu-test: $(VENV)/.test
 	@nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
-	@UNISONO_GPU_TESTS=1 $(BIN)/python -m pytest -v -p no:xdist tests/devices/test_plane*.py tests/devices/test_gpu_libraries.py
+	@UNISONO_GPU_TESTS=1 $(BIN)/python -m pytest -v -p no:xdist tests/devices/test_plane*.py \
+	  tests/devices/test_between_hosts*.py tests/devices/test_gpu_libraries.py
 	@UNISONO_GPU_TESTS=1 $(BIN)/python -m pytest -v -p no:xdist tests/interop/test_torch_cuda*.py \
 	  tests/interop/test_redistribution_on_device.py tests/parallel/test_strategies_on_gpu.py
 

@@ -20,6 +20,7 @@
 #include "bindings/handle.hpp"
 #include "bindings/interpreter_lock.hpp"
 #include "cuda/device_comm.hpp"
+#include "cuda/staging.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -177,6 +178,55 @@ std::optional<std::uint64_t> launch(DeviceComm &comm, DevicePlan &plan,
                       timeout_ns, blocks, threads, site, queued, kept});
 }
 
+void bind_staging(nb::module_ &m) {
+  nb::class_<Staging>(m, "CudaStaging")
+      .def("__init__",
+           [](Staging *self, Handle &comm, int ordinal, std::uint64_t segment) {
+             GilRelease unlocked;
+             const auto memory = comm.host_peers().find(comm.host_peers().rank(), segment);
+             if (!memory || memory->size() <= Staging::header)
+               throw nb::value_error("the memory of a staging is missing or too small");
+             new (self) Staging(Device::of(ordinal), memory);
+           },
+           nb::arg("comm"), nb::arg("ordinal"), nb::arg("segment"))
+      .def_prop_ro("address",
+                   [](const Staging &s) { return reinterpret_cast<std::uintptr_t>(s.host()); })
+      .def_prop_ro("ended", &Staging::ended)
+      .def("begin", &Staging::begin, Unlocked())
+      .def("wait_on",
+           [](Staging &s, std::uint64_t stream, std::uint32_t number) {
+             s.await(stream_of(stream), number);
+           },
+           nb::arg("stream"), nb::arg("number"), Unlocked())
+      .def("end_on",
+           [](Staging &s, std::uint64_t stream, std::uint32_t number) {
+             s.end(stream_of(stream), number);
+           },
+           nb::arg("stream"), nb::arg("number"), Unlocked())
+      .def("end_now", &Staging::end_now, nb::arg("number"))
+      .def("to_host",
+           [](const Staging &s, std::size_t offset, Address from, std::size_t bytes,
+              std::uint64_t stream) { s.to_host(offset, from, bytes, stream_of(stream)); },
+           nb::arg("offset"), nb::arg("address"), nb::arg("bytes"), nb::arg("stream"),
+           Unlocked())
+      .def("to_device",
+           [](const Staging &s, Address to, std::size_t offset, std::size_t bytes,
+              std::uint64_t stream) { s.to_device(to, offset, bytes, stream_of(stream)); },
+           nb::arg("address"), nb::arg("offset"), nb::arg("bytes"), nb::arg("stream"),
+           Unlocked())
+      .def("spoil",
+           [](const Staging &s, Address to, std::size_t bytes, std::uint64_t stream) {
+             s.spoil(to, bytes, stream_of(stream));
+           },
+           nb::arg("address"), nb::arg("bytes"), nb::arg("stream"), Unlocked())
+      .def("is_capturing",
+           [](const Staging &s, std::uint64_t stream) {
+             return s.is_capturing(stream_of(stream));
+           },
+           nb::arg("stream"), Unlocked());
+  m.attr("STAGING_HEADER") = Staging::header;
+}
+
 } // namespace
 
 void bind_cuda(nb::module_ &m) {
@@ -271,4 +321,5 @@ void bind_cuda(nb::module_ &m) {
   m.def("make_device_comm", &make_comm, nb::arg("comm"), nb::arg("ordinal"), nb::arg("half"),
         nb::arg("owner"), nb::arg("segment"), nb::keep_alive<0, 1>(),
         Unlocked());
+  bind_staging(m);
 }

@@ -52,6 +52,7 @@ constexpr Result success = 0, already_mapped = 208, not_ready = 600;
 constexpr unsigned host_mapped = 2, host_portable = 1;          // cuMemHostAlloc, -Register
 constexpr unsigned event_without_timing = 2;                    // cuEventCreate
 constexpr unsigned stream_non_blocking = 1;                     // cuStreamCreate
+constexpr unsigned wait_for_at_least = 0;                       // cuStreamWaitValue32
 constexpr unsigned ipc_lazy_peer_access = 1;                    // cuIpcOpenMemHandle
 constexpr int capture_global = 0, capture_of_thread = 1, capture_relaxed = 2; // BeginCapture
 constexpr int attribute_multiprocessors = 16, attribute_major = 75, attribute_minor = 76,
@@ -146,7 +147,10 @@ constexpr int function_registers = 4;                           // cuFuncGetAttr
                      unsigned shared_bytes, Stream, void **arguments, void **extra))
 
 // Functions that older drivers lack: null there.
-#define UNISONO_CUDA_OPTIONAL_FUNCTIONS(X) X(cuFuncLoad, (Function))
+#define UNISONO_CUDA_OPTIONAL_FUNCTIONS(X)                                                      \
+  X(cuFuncLoad, (Function))                                                                    \
+  X(cuStreamWaitValue32_v2, (Stream, Address, std::uint32_t value, unsigned flags))            \
+  X(cuStreamWriteValue32_v2, (Stream, Address, std::uint32_t value, unsigned flags))
 #define UNISONO_CUDA_ALL_FUNCTIONS(X)                                                          \
   UNISONO_CUDA_FUNCTIONS(X)                                                                    \
   UNISONO_CUDA_OPTIONAL_FUNCTIONS(X)

@@ -1,6 +1,9 @@
-// Copies and memsets, as work of streams.
+// Copies, memsets and words that streams wait for, as work of streams.
 
+#include <atomic>
+#include <chrono>
 #include <cstring>
+#include <thread>
 #include <vector>
 
 #include "cuda/emulated_memory.hpp"
@@ -142,6 +145,61 @@ Result cuMemsetD8Async(Address address, unsigned char value, std::size_t bytes,
     const auto stream = at.state.streams->find(at, handle);
     return stream == nullptr ? Result(invalid_handle)
                              : fill(at, *stream, address, value, bytes);
+  });
+}
+
+namespace {
+
+constexpr auto pause = std::chrono::microseconds(20);
+
+std::atomic_ref<std::uint32_t> word_at(Address address) {
+  return std::atomic_ref(*static_cast<std::uint32_t *>(at_address(address)));
+}
+
+// Work on a word; it is told whether it has ended.
+template <class Look> Result with_word(Stream handle, Address address, bool writes, Look look) {
+  return with_context([&](Entry &at) -> Result {
+    const auto stream = at.state.streams->find(at, handle);
+    if (stream == nullptr)
+      return invalid_handle;
+    const std::size_t bytes = sizeof(std::uint32_t);
+    if (address % bytes != 0 || range_of(*at.state.memory, address, bytes) != Range::known)
+      return invalid_value;
+    const Place place{address, bytes, true, writes};
+    State &state = at.state;
+    return state.streams->submit(*stream, [&state, place, look](device::CpuThreads &) -> Result {
+      while (true) {
+        {
+          std::lock_guard lock(state.mutex);
+          if (!place.there(state))
+            return illegal_address;
+          if (look(word_at(place.address)))
+            return success;
+        }
+        std::this_thread::sleep_for(pause);
+      }
+    });
+  });
+}
+
+} // namespace
+
+Result cuStreamWaitValue32_v2(Stream handle, Address address, std::uint32_t value,
+                              unsigned flags) {
+  if (flags != wait_for_at_least)
+    return not_supported;
+  return with_word(handle, address, false, [value](auto word) {
+    return std::int32_t(word.load(std::memory_order_acquire) - value) >= 0;
+  });
+}
+
+Result cuStreamWriteValue32_v2(Stream handle, Address address, std::uint32_t value,
+                               unsigned flags) {
+  if (flags != 0)
+    return not_supported;
+  return with_word(handle, address, true, [value](auto word) {
+    word.store(value, std::memory_order_release);
+    return true;
   });
 }
 

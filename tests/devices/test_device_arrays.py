@@ -14,7 +14,7 @@ from unisono.devices.arrays import (
     view_of,
 )
 from unisono.dtypes import DTYPES
-from unisono.errors import BadArgument, UnsupportedWorld
+from unisono.errors import BadArgument
 from unisono.testing import world
 
 
@@ -152,11 +152,6 @@ def test_messages_travel_through_the_host(driver):
     with world(3) as w:
         for y in w.run(sent_around):
             assert (y == 18).all()
-
-
-def test_ranks_on_several_hosts_are_refused(base):
-    with world(2, hosts=(0, 1)) as w, pytest.raises(UnsupportedWorld, match="one host"):
-        w.run(lambda comm: comm.all_reduce(base, stream=_native.CudaStream(0)))
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:", "cuda:x", "cpu:0"])

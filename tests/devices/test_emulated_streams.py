@@ -64,6 +64,31 @@ def test_blocking_streams_do_not_wait_for_each_other(driver):
     assert cuda.read(x, 1) == bytes([9])
 
 
+def word(function, stream, address, number, flags=0):
+    at = ctypes.c_uint64(address)
+    return cuda.code_of(function, c_void_p(stream), at, c_uint(number), c_uint(flags))
+
+
+def test_a_stream_waits_until_a_word_has_come_so_far(driver):
+    first, second = (cuda.stream(cuda.NON_BLOCKING) for _ in range(2))
+    x, at = cuda.allocate(1), cuda.allocate_host(8)
+    cuda.fill(x, 0, 1, first)
+    cuda.fill(at, 0, 8, first)
+    cuda.synchronize(first)
+    assert word("cuStreamWaitValue32_v2", first, at, 5) == 0
+    cuda.fill(x, 1, 1, first)
+    assert word("cuStreamWriteValue32_v2", second, at, 4) == 0
+    cuda.synchronize(second)
+    assert cuda.query(first) == 600
+    assert word("cuStreamWriteValue32_v2", second, at, 6) == 0
+    cuda.synchronize(first)
+    assert cuda.read(x, 1) == bytes([1])
+    assert word("cuStreamWaitValue32_v2", first, at, 6) == 0  # it is there already
+    cuda.synchronize(first)
+    assert word("cuStreamWaitValue32_v2", first, at + 1, 6) == 1
+    assert word("cuStreamWaitValue32_v2", first, at, 6, flags=3) == 801
+
+
 def test_an_event_tells_how_far_a_stream_has_come(driver):
     stream, other = (cuda.stream(cuda.NON_BLOCKING) for _ in range(2))
     event = cuda.event()

@@ -10,6 +10,7 @@ come so far: what is queued on another stream it does not wait for.
 Where the tests run on a GPU, `begin`, `tensor` and `host` are about real tensors of it.
 """
 
+import ctypes
 import os
 import threading
 
@@ -133,6 +134,18 @@ def tensor(x):
     made = x.clone()
     MEMORY.append(made.untyped_storage())
     return made.as_subclass(FakeTensor)
+
+
+def tensor_of_driver(x):
+    """The same in memory that the driver knows, whose copies are in a stream's order.
+
+    The bytes of other memory it takes at once.
+    """
+    memory = _native.CudaMemory(0, max(1, x.numel() * x.itemsize))
+    raw = (ctypes.c_uint8 * memory.bytes).from_address(memory.address)
+    made = torch.frombuffer(raw, dtype=x.dtype, count=x.numel()).reshape(x.shape)
+    MEMORY.append(memory)
+    return made.copy_(x).as_subclass(FakeTensor)
 
 
 def host(x):

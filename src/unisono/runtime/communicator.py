@@ -62,8 +62,8 @@ class Communicator(Identity):
         """Not for users: `unisono.init`, `split` and `testing.world` make them."""
         super().__init__(core)
         self.left_out: tuple[int, ...] = ()
-        self._position = core.position
-        self._quick = core.quick
+        self._position, self._quick = core.position, core.quick
+        core.device.split = groups.splitter(self)
 
     def abort(self) -> None:
         """Break it for all ranks, and leave.
@@ -444,7 +444,7 @@ class Communicator(Identity):
         wire would carry, though ranks of one host read each other's memory. Headers
         and barriers carry nothing. Calls on CUDA arrays count when they are launched.
         """
-        return self.core.native.sent_bytes() + self.core.native.sent_on_devices()
+        return self.core.native.sent_bytes() + self.core.device.sent_bytes(self.core)
 
     def records(self) -> list[dict[str, Any]]:
         """The last 2,000 calls of this rank, as its flight recorder has them."""

@@ -428,7 +428,8 @@ class Core:
         self._refuse_fork(what)
         self.check_open(what)
         if self.native.failure()[0] != FailureCode.NONE:
-            raise raising.error_of_call(self, refused=what, words=words())
+            known = self.device.error()
+            raise known or raising.error_of_call(self, refused=what, words=words())
 
     def _refuse_fork(self, what: str) -> None:
         if self.session.engine.forked():

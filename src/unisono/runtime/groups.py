@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
+from weakref import ref
 
 import numpy as np
 
@@ -40,8 +41,8 @@ def duplicate(comm: Group) -> Group:
     return made
 
 
-def split(comm: Group, color: int | None, key: int) -> Group | None:
-    """One communicator for each color."""
+def split(comm: Group, color: int | None, key: int, name: str = "") -> Group | None:
+    """One communicator for each color; it is called by its color, if by no name."""
     mine = _NO_COLOR if color is None else whole_number("color", color)
     pairs = comm.all_gather(np.array([[mine, whole_number("key", key)]], np.int64))
     order = sorted(range(comm.world_size), key=lambda r: (int(pairs[r, 1]), r))
@@ -64,7 +65,7 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
             agreed=agreed_number(f"{comm.core.agreed}/{comm.core.splits}/{mine}"),
             timeout_s=comm.timeout_s,
             rendezvous_timeout_s=comm.timeout_s,
-            name=f"{comm.name}/{mine}",
+            name=f"{comm.name}/{name or mine}",
             cancelled=lambda: bool(_blockers(comm, members)),
         )
     except ConnectFailed as error:
@@ -75,6 +76,19 @@ def split(comm: Group, color: int | None, key: int) -> Group | None:
     made = type(comm)(joined)
     _await_all(comm, made, members)
     return made
+
+
+def splitter(comm: Collectives) -> Callable[[int | None, str], Core | None]:
+    """Makes cores of the ranks that give one color; refers to `comm` weakly."""
+    known = ref(comm)
+
+    def make(color: int | None, name: str) -> Core | None:
+        parent = known()
+        assert parent is not None
+        made = split(parent, color, parent.rank, name)
+        return None if made is None else made.core
+
+    return make
 
 
 def _await_all(comm: Collectives, made: Collectives, members: Sequence[int]) -> None:

@@ -53,9 +53,7 @@ class Placement:
                 raise BadArgument("--ranks-as streams: needs --device cuda")
             return
         if self.per_host:
-            raise BadArgument(
-                "--per-host: collectives on CUDA arrays are inside one host"
-            )
+            raise BadArgument("--per-host: bench measures CUDA arrays inside one host")
         if self.as_streams and n > MOST_STREAMS:
             raise BadArgument(f"--ranks-as streams: at most {MOST_STREAMS} ranks")
         num_devices()

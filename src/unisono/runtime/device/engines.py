@@ -16,13 +16,15 @@ from unisono import _native
 from unisono.devices import nccl
 from unisono.devices.arrays import DeviceView
 from unisono.devices.found import ENGINE as VARIABLE
-from unisono.errors import BadArgument, DeviceError, UnsupportedWorld
+from unisono.errors import BadArgument, DeviceError, UnsupportedWorld, UsageError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallKey, CallOptions, Options
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.call.work import DeviceCalls
+from unisono.runtime.device.between_hosts import BetweenHosts
 from unisono.runtime.device.host_half import HostHalf, gather_bytes, gather_texts
 from unisono.runtime.device.kernel_engine import KernelEngine
+from unisono.runtime.device.levels import Split
 from unisono.runtime.device.nccl_engine import NcclEngine
 from unisono.runtime.device.work import DeviceWork
 from unisono.schedule.collective import Collective
@@ -111,8 +113,13 @@ def checked(name: str) -> str:
     return name
 
 
-def make_engine(host: HostHalf, ordinal: int, given: str) -> Engine:
-    """The engine of a communicator; all ranks make it at the same time."""
+def make_engine(
+    host: HostHalf, ordinal: int, given: str, split: Split | None
+) -> Engine:
+    """The engine of a communicator; all ranks make it at the same time.
+
+    `split` makes groups of the communicator, for calls between hosts.
+    """
     wanted = wish(given)
     version, missing = 0, ""
     if wanted.name == NCCL:
@@ -125,7 +132,14 @@ def make_engine(host: HostHalf, ordinal: int, given: str) -> Engine:
     about += _native.cuda_device(ordinal).uuid + version.to_bytes(_VERSION, "little")
     ranks = [_facts(row) for row in gather_bytes(host, about)]
     if agreed(ranks) == UNISONO:
-        return KernelEngine(host, ordinal, wanted.why)
+        if not host.hosts_if_several:
+            return KernelEngine(host, ordinal, wanted.why)
+        if split is None:
+            raise UsageError(
+                "calls on CUDA arrays between hosts need a communicator that can be "
+                "split"
+            )
+        return BetweenHosts(host, ordinal, split, wanted.why)
     refuse_missing(gather_texts(host, missing))
     refuse_nccl(ranks)
     return NcclEngine(host, ordinal, nccl.find(), wanted.why)

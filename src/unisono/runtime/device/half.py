@@ -12,9 +12,12 @@ from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallKey, CallOptions, Options
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.device import engines
+from unisono.runtime.device.between_hosts import BetweenHosts
 from unisono.runtime.device.engines import Engine
 from unisono.runtime.device.explain import explain_nccl, explain_on_device
+from unisono.runtime.device.explain_hosts import explain_between_hosts
 from unisono.runtime.device.host_half import HostHalf
+from unisono.runtime.device.levels import Split
 from unisono.runtime.device.quick import NAMES
 from unisono.runtime.device.work import DeviceWork
 from unisono.schedule.collective import Collective
@@ -28,6 +31,8 @@ class DeviceHalf:
         self.made: Engine | None = None
         self.given = ""
         """The name of the engine that its communicator was given, if it was."""
+        self.split: Split | None = None
+        """Makes groups of the communicator, for which it is set by whoever can."""
 
     @property
     def engine(self) -> str:
@@ -59,7 +64,9 @@ class DeviceHalf:
         try:
             if self.made is None:
                 host.check_usable(call.collective)
-                self.made = engines.make_engine(host, call.device, self.given)
+                self.made = engines.make_engine(
+                    host, call.device, self.given, self.split
+                )
                 host.in_flight.device = self.made.calls
                 host.in_flight.device_arrays = self.made.kept
             return self.made.run(call, reduction, how, key)
@@ -80,6 +87,7 @@ class DeviceHalf:
     def explain(
         self,
         n: int,
+        hosts: tuple[int, ...],
         what: Collective,
         view: DeviceView,
         nbytes: int,
@@ -87,14 +95,31 @@ class DeviceHalf:
         op: str,
         how: CallOptions,
     ) -> str:
-        """What would run for a call on such an array; nothing is run or made."""
+        """What would run for a call on such an array; nothing is run or made.
+
+        `hosts` are those of the ranks, if there are several.
+        """
         if self.made is not None:
             return self.made.explain(n, what, view, nbytes, root, op, how)
         about = n, what, view, nbytes, root
         wanted = engines.wish(self.given)
         if wanted.name == engines.NCCL:
             return explain_nccl(None, f"NCCL: {wanted.why}", *about, op, how)
-        return explain_on_device(None, *about, how, f"{wanted.name}: {wanted.why}")
+        engine = f"{wanted.name}: {wanted.why}"
+        if hosts:
+            return explain_between_hosts(hosts, what, view, nbytes, how, engine)
+        return explain_on_device(None, *about, how, engine)
+
+    def error(self) -> BaseException | None:
+        """Why calls between hosts have failed, if they have and it is known here."""
+        return self.made.error() if isinstance(self.made, BetweenHosts) else None
+
+    def sent_bytes(self, host: HostHalf) -> int:
+        """How many bytes calls on arrays of the device have sent, as schedules say."""
+        sent = host.native.sent_on_devices()
+        if isinstance(self.made, BetweenHosts):
+            sent += self.made.levels.sent_bytes()
+        return sent
 
     def check(self, host: HostHalf, what: str) -> None:
         """Raise the error of the communicator if a call has failed by now."""

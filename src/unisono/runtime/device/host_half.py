@@ -51,6 +51,14 @@ class HostHalf(Protocol):
     def check_usable(self, what: str, words: Callable[[], str] = ...) -> None:
         """Raise the error of the communicator if it has failed."""
 
+    def failure(
+        self, timeout_s: float | None = None, refused: str = ""
+    ) -> UnisonoError:
+        """Why the latest call failed, or why one is refused."""
+
+    def close(self) -> None:
+        """Close it."""
+
     def kind(self, call: Call, reduction: Reduction, how: CallOptions) -> CallKind:
         """What the ranks must agree on in a call on arrays of the host."""
 

@@ -169,8 +169,8 @@ class NcclEngine(StreamEngine):
         """A call by unisono's own kernel, after those of NCCL and before the next."""
         if self.host.hosts_if_several:
             raise UnsupportedWorld(
-                f"{call.collective}: {why}; unisono's own kernel, which would carry it "
-                "out, serves ranks of one host only",
+                f"{call.collective}: {why}; on several hosts make such calls by a "
+                "communicator of their own: comm.duplicate(), and engine = 'unisono'",
                 n=self._n,
             )
         self.check(call.collective)

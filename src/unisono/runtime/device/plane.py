@@ -9,15 +9,13 @@ takes no part in it, and does not wait for it.
 from __future__ import annotations
 
 import os
-from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from unisono import _native
 from unisono.devices.kernels import kernel
-from unisono.errors import BadArgument, DeviceError, UnsupportedWorld
+from unisono.errors import DeviceError, UnsupportedWorld
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
@@ -30,7 +28,7 @@ from unisono.runtime.device.host_half import (
     gather_texts,
     together,
 )
-from unisono.runtime.device.stream_engine import StreamEngine, held_bytes
+from unisono.runtime.device.stream_engine import NumberedCalls, held_bytes
 from unisono.runtime.device.work import await_device
 from unisono.runtime.plan.device_plans import device_plan
 from unisono.runtime.plan.plans import CallKind
@@ -51,8 +49,6 @@ MOST_PLANS = 1024
 """Plans with tables on the device that are kept."""
 COMMUNICATORS_AT_ONCE = 2
 """The blocks of so many calls of all ranks fit on a device at the same time."""
-LEGACY_DEFAULT = (0, 1)
-"""CUDA's handles of the default stream that all threads of a process share."""
 
 
 T = TypeVar("T")
@@ -85,17 +81,11 @@ def threads_per_block(nbytes: int) -> int:
     return next(n for limit, n in THREADS if limit is None or nbytes <= limit)
 
 
-class DevicePlane(StreamEngine):
+class DevicePlane(NumberedCalls):
     """The kernels of one communicator, on one device."""
 
     def __init__(self, host: HostHalf, ordinal: int) -> None:
         """All ranks make it at the same time; BadArgument if their devices differ."""
-        if host.hosts_if_several:
-            raise UnsupportedWorld(
-                "ranks on several hosts: collectives on CUDA arrays are supported "
-                "inside one host only",
-                n=host.world_size,
-            )
         if host.world_size > _native.MOST_DEVICE_RANKS:
             raise UnsupportedWorld(
                 f"a world of {host.world_size} ranks: at most "
@@ -111,9 +101,6 @@ class DevicePlane(StreamEngine):
         )
         self._plans: dict[object, _native.DevicePlan] = {}
         self._captured: dict[int, _native.DevicePlan] = {}  # by their ids
-        # Arrays of calls in flight, and the numbers of these.
-        self.kept: deque[tuple[int, object]] = deque()
-        self._released = 0  # the calls whose arrays were released
 
     def _make(self) -> _native.DeviceComm:
         """This rank's half, with a board in shared memory."""
@@ -174,20 +161,18 @@ class DevicePlane(StreamEngine):
             self._with_segment(nbytes, self.native.place_on_host)
         return why
 
-    def refuse_stream(self, call: Call, stream: int) -> None:
-        """Ranks of one process must not share a stream."""
-        if stream in LEGACY_DEFAULT and self.native.ranks_here() > 1:
-            raise BadArgument(
-                f"{call.collective}: {self.native.ranks_here()} ranks are threads of "
-                "this process, and their kernels wait for each other: on the default "
-                "stream, which all threads share, they would wait for ever. Give each "
-                "rank a stream of its own, with torch.cuda.stream() or stream="
-            )
-
     def check(self, what: str, words: Callable[[], str] = lambda: "") -> None:
         """Raise if the communicator has failed, on the host or on a device."""
         self.native.look()
         self.host.check_usable(what, words)
+
+    def ranks_here(self) -> int:
+        """How many ranks are threads of this process."""
+        return self.native.ranks_here()
+
+    def ended(self) -> int:
+        """How many calls have ended at least."""
+        return self.native.ended()
 
     def launch(
         self,
@@ -252,17 +237,8 @@ class DevicePlane(StreamEngine):
             self._captured[id(plan)] = plan
         elif number is not None and held:
             self.kept.append((number, arrays))
-            if self.native.ended() > self._released:
-                self._release()
+            self.release_some()
         return number
-
-    def _release(self) -> None:
-        """Release the arrays of calls that have ended; threads may do it together."""
-        self._released = self.native.ended()
-        with suppress(IndexError):  # there are no more
-            while (first := self.kept.popleft())[0] <= self._released:
-                pass
-            self.kept.appendleft(first)
 
     def prepared(self, call: Call, reduction: Reduction, how: CallOptions) -> Prepared:
         """What such a call runs."""
@@ -315,7 +291,7 @@ class DevicePlane(StreamEngine):
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""
         await_device(self.native.is_idle, timeout_s, "synchronize")
-        self._release()
+        self.release()
         self.check("synchronize")
 
     def close(self) -> None:

@@ -23,11 +23,11 @@ from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.options import CallKey, CallOptions, Options
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.device.plane import (
-    LEGACY_DEFAULT,
     MOST_PLANS,
     DevicePlane,
     Prepared,
 )
+from unisono.runtime.device.stream_engine import LEGACY_DEFAULT
 from unisono.runtime.device.work import DeviceWork
 from unisono.runtime.plan.plans import CODES
 

@@ -1,7 +1,8 @@
 """What every engine of calls on CUDA arrays does: streams, handles, and the order.
 
 An engine carries out whole calls on the device of its rank. `DevicePlane` runs
-unisono's own kernel, `NcclEngine` hands them to NCCL. A call runs on the current stream
+unisono's own kernel, `BetweenHosts` does so within hosts and sends between them, and
+`NcclEngine` hands calls to NCCL. A call runs on the current stream
 of its array's library, on a given one, or beside these on a stream of the engine's; the
 host does not wait for it.
 """
@@ -9,7 +10,9 @@ host does not wait for it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 from weakref import ref
 
@@ -22,6 +25,9 @@ from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.device.host_half import HostHalf
 from unisono.runtime.device.work import DeviceWork
 from unisono.runtime.observe.failures import describe_on_device
+
+LEGACY_DEFAULT = (0, 1)
+"""CUDA's handles of the default stream that all threads of a process share."""
 
 
 class StreamEngine(ABC):
@@ -135,6 +141,48 @@ class StreamEngine(ABC):
             raise BadArgument(
                 f"{call.collective}: codec= is not supported on CUDA arrays"
             )
+
+
+class NumberedCalls(StreamEngine):
+    """An engine that numbers its calls, and keeps their arrays by these numbers."""
+
+    def __init__(self, host: HostHalf, ordinal: int) -> None:
+        """No call is in flight."""
+        super().__init__(host, ordinal)
+        # Arrays of calls in flight, and the numbers of these.
+        self.kept: deque[tuple[int, object]] = deque()
+        self._released = 0  # the calls whose arrays were released
+
+    @abstractmethod
+    def ranks_here(self) -> int:
+        """How many ranks are threads of this process."""
+
+    @abstractmethod
+    def ended(self) -> int:
+        """How many calls have ended at least."""
+
+    def refuse_stream(self, call: Call, stream: int) -> None:
+        """Ranks of one process must not share a stream."""
+        if stream in LEGACY_DEFAULT and self.ranks_here() > 1:
+            raise BadArgument(
+                f"{call.collective}: {self.ranks_here()} ranks are threads of this "
+                "process, and their kernels wait for each other: on the default "
+                "stream, which all threads share, they would wait for ever. Give each "
+                "rank a stream of its own, with torch.cuda.stream() or stream="
+            )
+
+    def release_some(self) -> None:
+        """Release the arrays of calls that have ended, if there are more of these."""
+        if self.ended() > self._released:
+            self.release()
+
+    def release(self) -> None:
+        """Release the arrays of calls that have ended; threads may do it together."""
+        self._released = self.ended()
+        with suppress(IndexError):  # there are no more
+            while (first := self.kept.popleft())[0] <= self._released:
+                pass
+            self.kept.appendleft(first)
 
 
 def held_bytes(call: Call, *, beside: bool) -> int:

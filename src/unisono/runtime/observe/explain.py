@@ -52,8 +52,8 @@ def explain(
     if x is not None and is_on_device(x):
         own_root = root if what.rooted else 0
         view = view_of(x, "explain")
-        named = as_reduction(op).op
-        return core.device.explain(n, what, view, nbytes, own_root, named, how)
+        named, hosts = as_reduction(op).op, core.hosts_if_several
+        return core.device.explain(n, hosts, what, view, nbytes, own_root, named, how)
     if codec is not None:
         dtype = None if x is None else dtype_of(x)
         found = explained(

@@ -23,6 +23,7 @@ class DeviceExplainer(Protocol):
     def explain(
         self,
         n: int,
+        hosts: tuple[int, ...],
         what: Collective,
         view: DeviceView,
         nbytes: int,

@@ -1,0 +1,309 @@
+"""Calls on CUDA arrays of a communicator whose ranks are on several hosts.
+
+A call is numbered, and its stream waits until a word in memory of the host has reached
+the number. Meanwhile a thread of the communicator runs the call: inside a host by
+kernels on its devices, between hosts by the engine of the CPU, through memory of the
+host, in pieces (`levels.py`, `pipeline.py`). Behind the last copy a stream sets the
+word. So the caller does not wait, as on one host. A call that fails sets the word, too:
+its output is filled with bytes that are not a number.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+from uuid import uuid4
+
+from unisono import _native
+from unisono.devices.arrays import DeviceView
+from unisono.errors import CollectiveTimeout, DeviceError, UnisonoError, UsageError
+from unisono.runtime.call.arguments import Call
+from unisono.runtime.call.options import CallKey, CallOptions, Options
+from unisono.runtime.call.reductions import Reduction
+from unisono.runtime.device.explain_hosts import explain_between_hosts
+from unisono.runtime.device.host_half import HostHalf, gather_bytes, together
+from unisono.runtime.device.levels import GRACE_S, GroupFailed, Levels, Split
+from unisono.runtime.device.pipeline import Pipeline, Wire, await_event, await_work
+from unisono.runtime.device.routes import Route
+from unisono.runtime.device.stream_engine import NumberedCalls, held_bytes
+from unisono.runtime.device.watchdog import Watchdog
+from unisono.runtime.device.work import DeviceWork, await_device
+from unisono.runtime.observe.failures import FailureCode
+from unisono.schedule.collective import Collective
+
+_CLOSING_S = 1.0
+"""How long calls that have failed may take to end."""
+
+
+class Job(NamedTuple):
+    """A call for the thread; `ready` is behind what its stream has before it."""
+
+    number: int
+    route: Route
+    ready: _native.CudaEvent
+    limit_s: float
+
+
+class BetweenHosts(NumberedCalls):
+    """Calls of one communicator on several hosts, on one device."""
+
+    def __init__(
+        self, host: HostHalf, ordinal: int, split: Split, why: str = ""
+    ) -> None:
+        """All ranks make it at the same time; `why` says who asked for it."""
+        super().__init__(host, ordinal)
+        self._why = why
+        self._at = host.position
+        self._ranks_here = _ranks_here(host)
+        self.levels = Levels(host, ordinal, split)
+        self._pipeline = together(host, lambda: Pipeline(host, ordinal))
+        self._begun = 0
+        self._lock = threading.Lock()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._error: BaseException | None = None
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        self._watchdog = Watchdog(self._expire)
+
+    def ranks_here(self) -> int:
+        """How many ranks are threads of this process."""
+        return self._ranks_here
+
+    def ended(self) -> int:
+        """How many calls have ended."""
+        return self._pipeline.staging.ended
+
+    def is_idle(self) -> bool:
+        """Whether all calls that were made have ended."""
+        return self.ended() == self._begun
+
+    @property
+    def calls(self) -> BetweenHosts:
+        """Those in flight."""
+        return self
+
+    def run(
+        self,
+        call: Call,
+        reduction: Reduction,
+        how: CallOptions,
+        key: CallKey | None = None,
+    ) -> Any:
+        """Start a call."""
+        return super().run(call, reduction, how)
+
+    def start(
+        self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
+    ) -> int | DeviceWork:
+        """No call is found by its arguments."""
+        return 0
+
+    def explain(
+        self,
+        n: int,
+        what: Collective,
+        view: DeviceView,
+        nbytes: int,
+        root: int,
+        op: str,
+        how: CallOptions,
+    ) -> str:
+        """What would run for a call on such an array; nothing is run or made."""
+        hosts, engine = self.host.hosts_if_several, f"unisono: {self._why}"
+        return explain_between_hosts(hosts, what, view, nbytes, how, engine)
+
+    def error(self) -> BaseException | None:
+        """Why calls have failed, once the communicator has.
+
+        The thread finds it out, if it has a call; else the group of all ranks tells.
+        """
+        with suppress(CollectiveTimeout):
+            await_device(self._is_settled, 2 * GRACE_S, "error")
+        if self._error is None:
+            self._error = self.levels.error()
+        return self._error
+
+    def _is_settled(self) -> bool:
+        return self._error is not None or self.is_idle()
+
+    def check(self, what: str, words: Callable[[], str] = lambda: "") -> None:
+        """Raise if the communicator has failed; `words` describe a refused call."""
+        self.host.check_usable(what, words)
+
+    def launch(
+        self,
+        call: Call,
+        reduction: Reduction,
+        how: CallOptions,
+        stream: int,
+        current: int,
+    ) -> bool:
+        """Give a call to the thread; the stream waits for it."""
+        staging = self._pipeline.staging
+        if staging.is_capturing(stream) or staging.is_capturing(current):
+            raise UsageError(
+                f"{call.collective}: a call on CUDA arrays between hosts cannot be "
+                "captured for a CUDA graph, since a thread of the host takes part in "
+                "it: make the call outside the capture"
+            )
+        limit = self.host.timeout_s if how.timeout_s is None else how.timeout_s
+        self.host.exceeded_s = limit  # for the error, if it is
+        route = self.levels.route(call, reduction, how._replace(timeout_s=limit))
+        with self._lock:
+            ready = self._ready(stream, current, queued=how.async_op)
+            number = staging.begin()
+            self._begun = number
+            beside = stream != current
+            if held_bytes(call, beside=beside) or route.scratch is not None:
+                kept = call.input, call.output, route.scratch
+                self.kept.append((number, kept))
+            self._start_thread()
+            self._jobs.put(Job(number, route, ready, limit))
+            staging.wait_on(stream, number)
+        self.release_some()
+        return False
+
+    def _ready(self, stream: int, current: int, *, queued: bool) -> _native.CudaEvent:
+        """An event behind what a call comes after.
+
+        Calls on the stream of our own are ordered by the thread.
+        """
+        event = _native.CudaEvent(self.ordinal, current)
+        if stream == current or queued:
+            return event
+        event.order(stream)
+        return _native.CudaEvent(self.ordinal, stream)
+
+    def _start_thread(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=self._run_all, name="unisono cuda", daemon=True
+            )
+            self._thread.start()
+
+    def _run_all(self) -> None:
+        """The thread: one call after the other."""
+        while (job := self._jobs.get()) is not None:
+            self._watchdog.begin(job.limit_s + GRACE_S)
+            self._run_one(job)
+            self._watchdog.end()
+            del job  # with its event, while it waits for the next
+
+    def _run_one(self, job: Job) -> None:
+        pipeline, route = self._pipeline, job.route
+        try:
+            try:
+                if self._error is not None:
+                    raise self._error
+                pipeline.begin(job.ready)
+                self._perform(route)
+            except BaseException as error:
+                self._fail(error)
+                pipeline.begin(job.ready)
+                pipeline.spoil(route.call, self._at)
+            pipeline.staging.end_on(pipeline.up, job.number)
+        except BaseException as error:  # the driver fails
+            self._fail(error)
+            pipeline.staging.end_now(job.number)
+
+    def _perform(self, route: Route) -> None:
+        """Inside the host, between hosts, inside the host."""
+        pipeline, levels = self._pipeline, self.levels
+        told = None
+        if route.announced is not None:
+            told = levels.announce(route.announced)
+            told.allow_drop()
+        for launch in route.first:
+            levels.launch(launch, pipeline.down)
+        if route.wire is not None:
+            self._send(route.wire, in_stages=told is not None)
+        if told is not None:
+            await_work(told, self._look)
+        for launch in route.last:
+            levels.launch(launch, pipeline.up)
+        if route.first or route.last:
+            # Whether a kernel has failed is known when it has ended.
+            for stream in (pipeline.down, pipeline.up):
+                await_event(_native.CudaEvent(self.ordinal, stream), self._look)
+            self._look()
+
+    def _send(self, wire: Wire, *, in_stages: bool) -> None:
+        try:
+            self._pipeline.send(wire, self._look)
+        except UnisonoError as error:
+            if in_stages:  # it numbers the ranks of a group
+                raise GroupFailed(str(error)) from error
+            raise
+
+    def _look(self) -> None:
+        """Raise if the communicator has failed, or a group of it."""
+        host = self._host()
+        self._watchdog.touch()
+        if self._error is not None:
+            raise self._error
+        if host is None or self._closed:
+            raise DeviceError("the communicator was closed while a call was in flight")
+        if host.native.failure()[0] != FailureCode.NONE:
+            raise host.failure(refused="a call between hosts")
+        self.levels.look()
+
+    def _fail(self, error: BaseException) -> None:
+        """The first failure: it is kept, and the communicator fails for all ranks."""
+        if self._error is not None:
+            return
+        host = self._host()
+        self._error = error if host is None else self.levels.explained(host, error)
+        if host is not None:
+            self.levels.fail(host)
+
+    def _expire(self) -> None:
+        """The thread is stuck in the driver: all calls that were made end."""
+        if self._error is None:
+            self._error = CollectiveTimeout(
+                "a call on CUDA arrays between hosts: CUDA's driver did not return to "
+                "the thread that runs it; if the program frees CUDA memory while such "
+                "a call is in flight, wait for the call first",
+                ranks=(),
+                collective="a call between hosts",
+            )
+        if (host := self._host()) is not None:
+            self.levels.fail(host)
+        self._pipeline.staging.end_now(self._begun)
+
+    def synchronize(self, timeout_s: float | None) -> None:
+        """Wait on the host until all calls have ended; raise if one has failed."""
+        await_device(self.is_idle, timeout_s, "synchronize")
+        self.release()
+        self.check("synchronize")
+
+    def close(self) -> None:
+        """Wait for the calls in flight, and release what it has."""
+        with self._lock:
+            if self._closed:
+                return
+            limit = _CLOSING_S if self._error is not None else self.levels.timeout_s
+            with suppress(CollectiveTimeout):
+                await_device(self.is_idle, limit, "close")
+            self._closed = True
+        self._jobs.put(None)
+        self._watchdog.close()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_CLOSING_S)
+        self.levels.close()
+        self._pipeline.close()
+        self.kept.clear()
+
+
+_PROCESS: dict[int, bytes] = {}
+"""A number of this process, by its pid: a fork has another."""
+
+
+def _ranks_here(host: HostHalf) -> int:
+    """How many ranks of a communicator are in this process."""
+    mine = _PROCESS.setdefault(os.getpid(), uuid4().bytes)
+    rows = gather_bytes(host, mine)
+    return sum(row == mine for row in rows)
