@@ -129,9 +129,16 @@ private:
 
 class CudaStream {
 public:
-  explicit CudaStream(int ordinal) : device_(Device::of(ordinal)) {
+  // An urgent one shares no queue of the device with those of the default priority.
+  CudaStream(int ordinal, bool urgent) : device_(Device::of(ordinal)) {
     const CurrentDevice current(device_);
-    UNISONO_CUDA(cuStreamCreate, &stream_, stream_non_blocking);
+    if (!urgent) {
+      UNISONO_CUDA(cuStreamCreate, &stream_, stream_non_blocking);
+      return;
+    }
+    int least = 0, greatest = 0;
+    UNISONO_CUDA(cuCtxGetStreamPriorityRange, &least, &greatest);
+    UNISONO_CUDA(cuStreamCreateWithPriority, &stream_, stream_non_blocking, greatest);
   }
   ~CudaStream() {
     if (const CurrentDevice current(device_, std::nothrow); current)
@@ -278,7 +285,7 @@ void bind_cuda(nb::module_ &m) {
       .def("synchronize", &CudaEvent::synchronize, Unlocked())
       .def("order", &CudaEvent::order, nb::arg("stream"), Unlocked());
   nb::class_<CudaStream>(m, "CudaStream")
-      .def(nb::init<int>(), nb::arg("ordinal"), Unlocked())
+      .def(nb::init<int, bool>(), nb::arg("ordinal"), nb::arg("urgent") = false, Unlocked())
       .def_prop_ro("handle", &CudaStream::handle);
   nb::class_<unisono::cuda::Kernel>(m, "CudaKernel")
       .def("__init__",

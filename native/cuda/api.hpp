@@ -116,6 +116,8 @@ constexpr int function_registers = 4;                           // cuFuncGetAttr
   X(cuMemUnmap, (Address, std::size_t bytes))                                                  \
   X(cuMemSetAccess, (Address, std::size_t bytes, const AccessDescription *, std::size_t count))\
   X(cuStreamCreate, (Stream *, unsigned flags))                                                \
+  X(cuStreamCreateWithPriority, (Stream *, unsigned flags, int priority))                      \
+  X(cuCtxGetStreamPriorityRange, (int *least, int *greatest))                                  \
   X(cuStreamDestroy_v2, (Stream))                                                              \
   X(cuStreamSynchronize, (Stream))                                                             \
   X(cuStreamQuery, (Stream))                                                                   \

@@ -261,6 +261,29 @@ Result cuStreamCreate(Stream *stream, unsigned flags) {
   });
 }
 
+// Streams of another priority than the default share no queue with those that have it.
+Result cuStreamCreateWithPriority(Stream *stream, unsigned flags, int priority) {
+  if (priority == 0)
+    return cuStreamCreate(stream, flags);
+  return with_context([&](Entry &at) -> Result {
+    if (stream == nullptr || (flags & ~stream_non_blocking) != 0)
+      return invalid_value;
+    *stream = at.state.streams->streams.add(std::make_shared<StreamState>(
+        StreamState{std::make_shared<Queue>(at.state, at.device, flags == 0)}));
+    return success;
+  });
+}
+
+Result cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+  return with_context([&](Entry &) -> Result {
+    if (least != nullptr)
+      *least = 0;
+    if (greatest != nullptr)
+      *greatest = -5;
+    return success;
+  });
+}
+
 // Returns at once: what the stream was given is still done.
 Result cuStreamDestroy_v2(Stream handle) {
   return with_context([&](Entry &at) -> Result {

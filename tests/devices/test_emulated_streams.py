@@ -294,3 +294,19 @@ def test_launches_wait_for_a_rank_that_comes_later(driver):
     collective.launch(1, streams[1])
     cuda.synchronize(streams[0])
     check([case], [[(x, True)] for x in collective.results()])
+
+
+def test_an_urgent_stream_works_as_others_do(driver):
+    least, greatest = c_int(), c_int()
+    cuda.call(
+        "cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest)
+    )
+    assert greatest.value < least.value
+    stream = c_void_p()
+    what = ctypes.byref(stream), c_uint(cuda.NON_BLOCKING), greatest
+    cuda.call("cuStreamCreateWithPriority", *what)
+    x = cuda.allocate(1)
+    cuda.fill(x, 7, 1, stream.value)
+    cuda.synchronize(stream.value)
+    assert cuda.read(x, 1) == bytes([7])
+    assert cuda.code_of("cuStreamDestroy_v2", stream) == 0

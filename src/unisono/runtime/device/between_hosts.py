@@ -206,9 +206,21 @@ class BetweenHosts(NumberedCalls):
                 pipeline.begin(job.ready)
                 pipeline.spoil(route.call, self._at)
             pipeline.staging.end_on(pipeline.up, job.number)
+            if self._error is not None:
+                self._end_surely(job)
         except BaseException as error:  # the driver fails
             self._fail(error)
             pipeline.staging.end_now(job.number)
+
+    def _end_surely(self, job: Job) -> None:
+        """End a call that has failed, even if streams of ours are held up by its own.
+
+        Streams that share a queue of the device wait for each other.
+        """
+        with suppress(CollectiveTimeout):
+            await_device(lambda: self.ended() >= job.number, GRACE_S, "end")
+        if self.ended() < job.number:
+            self._pipeline.staging.end_now(job.number)
 
     def _perform(self, route: Route) -> None:
         """Inside the host, between hosts, inside the host."""

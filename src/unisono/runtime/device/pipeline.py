@@ -67,7 +67,10 @@ class Pipeline:
         except BaseException:
             self._engine.drop(self._segment)
             raise
-        self._down, self._up = _native.CudaStream(ordinal), _native.CudaStream(ordinal)
+        # Not in a queue of the device with streams that wait for a call.
+        self._down, self._up = (
+            _native.CudaStream(ordinal, urgent=True) for _ in range(2)
+        )
         self._fetched = [_native.CudaEvent(ordinal) for _ in range(SLOTS)]
         self._returned = [_native.CudaEvent(ordinal) for _ in range(SLOTS)]
         self._between = _native.CudaEvent(ordinal)
