@@ -21,6 +21,7 @@ void Collective::prepare(std::shared_ptr<const Plan> plan, const void *input,
   plan_ = std::move(plan);
   input_ = static_cast<const std::byte *>(input);
   output_ = static_cast<std::byte *>(output);
+  release_buffers();
   phase_ = Phase::begin;
   state.store(pending, std::memory_order_relaxed);
   failure = {};
@@ -33,8 +34,12 @@ void Collective::prepare(std::shared_ptr<const Plan> plan, const void *input,
 
 Status Collective::advance() {
   const Status status = run_phases();
-  if (status != Status::done || exposed_ == 0)
+  if (status != Status::done)
     return status;
+  if (exposed_ == 0) {
+    return_ends();
+    return status;
+  }
   // Another rank may have abandoned the call and reused a buffer while this rank was
   // reading it. The fence orders this load after those reads, which an acquire load alone
   // does not; it pairs with the fence in wait_for_writers.
@@ -43,6 +48,7 @@ Status Collective::advance() {
     failure = broken;
     return Status::failed;
   }
+  return_ends();
   return status;
 }
 
