@@ -114,6 +114,7 @@ public:
   // that was made so, that counts once more. Between processes only.
   std::uint64_t share(std::byte *data, std::size_t bytes);
   std::shared_ptr<SharedPages> shared(std::uint64_t id) const;
+  // Calls that use it go on, and hold it until they end.
   void unshare(std::uint64_t id) noexcept;
 
   // The position of a buffer in this rank's segments, if it is in one, and the pages if they
@@ -152,6 +153,7 @@ private:
   struct Message;
   struct Announcement;
   struct Outgoing;
+  struct SharedSegment;
   enum class Sent { yes, full, later, gone };
 
   void in_child() override;
@@ -191,7 +193,7 @@ private:
   struct Own {
     std::size_t bytes;
     std::uint64_t id;
-    std::shared_ptr<SharedPages> pages; // or null
+    std::shared_ptr<SharedPages> pages; // or null; holds its SharedSegment
     std::size_t count = 1;              // how often they were shared
   };
   std::mutex sharing_; // held to share and unshare

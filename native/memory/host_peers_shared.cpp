@@ -9,6 +9,15 @@
 
 namespace unisono {
 
+// Other ranks know it as long as it is held: by its registrations, and by calls that have
+// told them of it.
+struct HostPeers::SharedSegment {
+  ~SharedSegment() { home.end_sharing(id); }
+  HostPeers &home;
+  std::uint64_t id;
+  std::shared_ptr<SharedPages> pages; // private again after that
+};
+
 std::uint64_t HostPeers::share(std::byte *data, std::size_t bytes) {
   if (forked())
     throw std::runtime_error("a forked child has no part in its parent's shared memory");
@@ -23,19 +32,16 @@ std::uint64_t HostPeers::share(std::byte *data, std::size_t bytes) {
       return found->second.id;
     }
     id = next_id_++;
-    own_[at] = {pages->size(), id, pages};
-    owns_.store(true, std::memory_order_relaxed);
   }
-  try {
-    {
-      std::lock_guard lock(table_->mutex);
-      table_->segments[rank_][id] = pages->memory();
-    }
-    announce({{Message::segment, id, pages->memory()->size()}, pages->descriptor()});
-  } catch (...) {
-    end_sharing(id);
-    throw;
+  const std::shared_ptr<SharedSegment> segment(new SharedSegment{*this, id, pages});
+  {
+    std::lock_guard lock(table_->mutex);
+    table_->segments[rank_][id] = pages->memory();
   }
+  announce({{Message::segment, id, pages->memory()->size()}, pages->descriptor()});
+  std::lock_guard lock(own_mutex_);
+  own_[at] = {pages->size(), id, {segment, pages.get()}};
+  owns_.store(true, std::memory_order_relaxed);
   return id;
 }
 
@@ -48,29 +54,20 @@ std::shared_ptr<SharedPages> HostPeers::shared(std::uint64_t id) const {
 }
 
 void HostPeers::unshare(std::uint64_t id) noexcept {
-  std::lock_guard one_at_a_time(sharing_);
-  {
-    std::lock_guard lock(own_mutex_);
-    for (auto &[at, segment] : own_)
-      if (segment.id == id && --segment.count > 0)
-        return;
-  }
-  end_sharing(id);
+  std::shared_ptr<SharedPages> pages; // released without a lock
+  std::scoped_lock lock(sharing_, own_mutex_);
+  const auto found = std::find_if(own_.begin(), own_.end(),
+                                  [id](const auto &one) { return one.second.id == id; });
+  if (found == own_.end() || --found->second.count > 0)
+    return;
+  pages = std::move(found->second.pages);
+  own_.erase(found);
+  owns_.store(!own_.empty(), std::memory_order_relaxed);
 }
 
-// The pages are private again when no call uses them.
 void HostPeers::end_sharing(std::uint64_t id) noexcept {
-  std::shared_ptr<SharedPages> pages; // released without a lock
-  {
-    std::lock_guard lock(own_mutex_);
-    const auto found = std::find_if(own_.begin(), own_.end(),
-                                    [id](const auto &one) { return one.second.id == id; });
-    if (found == own_.end())
-      return;
-    pages = std::move(found->second.pages);
-    own_.erase(found);
-    owns_.store(!own_.empty(), std::memory_order_relaxed);
-  }
+  if (forked())
+    return;
   std::shared_ptr<Memory> memory;
   {
     std::lock_guard lock(table_->mutex);
