@@ -2,13 +2,18 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <new>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #include "memory/page_copies.hpp"
 #include "support/fail.hpp"
@@ -144,7 +149,23 @@ void SharedPages::restore() noexcept {
 
 void SharedPages::abandon() noexcept {
   const auto no_fork = block_forks();
-  replaced_end_ = inner_;
+  struct stat file;
+  std::byte *const first = std::exchange(inner_, replaced_end_);
+  std::byte *const last = replaced_end_;
+  if (::fstat(fd_->number(), &file) != 0)
+    return;
+  std::ifstream maps("/proc/self/maps");
+  for (std::string line; std::getline(maps, line);) {
+    unsigned long begin, end, node;
+    if (std::sscanf(line.c_str(), "%lx-%lx %*s %*s %*s %lu", &begin, &end, &node) != 3 ||
+        node != file.st_ino)
+      continue;
+    inner_ = std::max(first, reinterpret_cast<std::byte *>(begin));
+    replaced_end_ = std::min(last, reinterpret_cast<std::byte *>(end));
+    if (inner_ < replaced_end_)
+      (void)map_privately();
+  }
+  inner_ = replaced_end_ = last;
 }
 
 void SharedPages::restore_locked() noexcept {

@@ -46,7 +46,7 @@ public:
 
   // Makes the pages private before the destructor does; in a child they become its own.
   void restore() noexcept;
-  // The memory was freed: what is at its addresses now is not changed any more.
+  // The memory was freed: those pages that are still mapped there become private.
   void abandon() noexcept;
 
 private:

@@ -149,7 +149,11 @@ class RegisteredArrays:
 
 
 class _Entry(NamedTuple):
-    """A registration, and what keeps or watches its memory."""
+    """A registration, and what keeps or watches its memory.
+
+    `is_over` tells that it should end; `is_freed` that the owner has other memory now,
+    so that what is at the address is not the owner's any more.
+    """
 
     address: int
     nbytes: int
@@ -192,7 +196,7 @@ def _entry(x: Any, buffer: Buffer, native: _native.Registration) -> _Entry:
     return _Entry(
         *place,
         native,
-        lambda: holders(storage._cdata) == 1,
+        lambda: holders(storage._cdata) == 1 or storage.data_ptr() != begin,
         lambda: storage.data_ptr() != begin,
         storage,
     )
