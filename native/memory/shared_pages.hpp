@@ -1,7 +1,7 @@
 // Memory that exists already, made accessible to other processes at the same addresses.
 //
 // The pages that a range fills are replaced by shared ones with the same content. The pages
-// at its ends may hold other data of the process, and stay. The segment has room for them
+// at its ends may hold other data of the process, and stay. The segment has pages for them
 // too, so that other ranks see the range without gaps: a call works on the second mapping of
 // the segment (`alias`), and copies what is at the ends before and after it.
 //
