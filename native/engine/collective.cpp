@@ -34,12 +34,8 @@ void Collective::prepare(std::shared_ptr<const Plan> plan, const void *input,
 
 Status Collective::advance() {
   const Status status = run_phases();
-  if (status != Status::done)
+  if (status != Status::done || exposed_ == 0)
     return status;
-  if (exposed_ == 0) {
-    return_ends();
-    return status;
-  }
   // Another rank may have abandoned the call and reused a buffer while this rank was
   // reading it. The fence orders this load after those reads, which an acquire load alone
   // does not; it pairs with the fence in wait_for_writers.
@@ -48,7 +44,6 @@ Status Collective::advance() {
     failure = broken;
     return Status::failed;
   }
-  return_ends();
   return status;
 }
 
@@ -108,6 +103,7 @@ Status Collective::run_phases() {
   case Phase::end:
     break;
   }
+  return_ends();
   mapped_.clear();
   return Status::done;
 }
