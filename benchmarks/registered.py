@@ -1,6 +1,6 @@
 """all_reduce on ordinary, registered and `comm.empty` arrays, taking turns.
 
-    python benchmarks/registered.py          2 ranks, and benchmarks/results/registered.json
+    python benchmarks/registered.py          2 ranks, and results/registered.json
     python benchmarks/registered.py 4 8      these numbers of ranks, printed alone
 
 A figure is the median over the rounds of the slowest rank's time. The registration
