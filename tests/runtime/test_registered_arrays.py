@@ -1,5 +1,6 @@
 """`comm.register`: existing arrays that other ranks use where they are."""
 
+import ctypes
 import gc
 import mmap
 import os
@@ -357,12 +358,18 @@ def refused(comm, folder):
     fixed = np.ones(COUNT, np.float32)
     fixed.setflags(write=False)
     file = np.memmap(f"{folder}/{comm.rank}", np.float32, "w+", shape=COUNT)
+    own_file = np.memmap(f"{folder}/{comm.rank}", np.float32, "c", shape=COUNT)
+    locked = np.ones(COUNT, np.float32)
+    address, nbytes = ctypes.c_void_p(locked.ctypes.data), ctypes.c_size_t(4 * COUNT)
+    assert ctypes.CDLL(None).mlock(address, nbytes) == 0
     shared = np.frombuffer(mmap.mmap(-1, 4 * COUNT), np.float32)
     said = {}
     for name, x in {
         "not contiguous": whole[:, 0],
         "read-only": fixed,
         "file": file,
+        "private file": own_file,
+        "locked": locked,
         "shared": shared,
         "list": [1.0, 2.0],
         "masked": np.ma.masked_array(np.ones(COUNT)),
@@ -385,6 +392,8 @@ def test_unsuitable_memory_is_refused_in_words(tmp_path):
         "not contiguous": "give the array that it is a view of",
         "read-only": "read-only",
         "file": "shared with other processes already",
+        "private file": "a memory-mapped file",
+        "locked": "locked (mlock)",
         "shared": "shared with other processes already",
         "list": "got a list",
         "masked": "got a MaskedArray",
