@@ -112,6 +112,28 @@ def test_result_may_be_any_of_the_sources(name, num_sources, count, data):
     assert same(ones[which], expected)
 
 
+@pytest.mark.parametrize("op", ["sum", "prod", "min", "max", "mean"])
+@pytest.mark.parametrize("num_sources", [1, 2, 8, 9])
+def test_float16_by_vectors_has_the_bits_of_one_element_at_a_time(num_sources, op):
+    """Of all codes, NaNs with any payload too; not aligned, and no whole vectors."""
+    chance = np.random.default_rng(num_sources)
+    count = 65536 + 7
+    raw = [np.zeros(2 * count + 1, np.uint8) for _ in range(num_sources + 1)]
+    out, *sources = (one[1:].view(np.float16) for one in raw)
+    for source in sources:
+        codes = np.resize(np.arange(65536, dtype=np.uint16), count)
+        source.view(np.uint16)[:] = chance.permutation(codes)
+        if op not in ("min", "max"):  # of two NaNs the first has the sign, or the other
+            is_nan = np.isnan(source)
+            source.view(np.uint16)[is_nan] &= 0x7FFF
+    found = {}
+    for way in ways()[:-1]:
+        reduce(out, sources, op, by=way)
+        found[way] = out.view(np.uint16).copy()
+    for way, codes in found.items():
+        np.testing.assert_array_equal(codes, found["base"], err_msg=way)
+
+
 def test_unaligned_memory_works():
     rng = np.random.default_rng(4)
     raw = np.frombuffer(rng.bytes(4 * 1000 + 1), dtype=np.uint8)[1:].copy()

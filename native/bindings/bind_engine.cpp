@@ -13,6 +13,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/call_sites.hpp"
@@ -20,6 +21,7 @@
 #include "bindings/interpreter_lock.hpp"
 #include "bindings/wire_holder.hpp"
 #include "engine/progress.hpp"
+#include "memory/shared_pages.hpp"
 #include "net/lifeline.hpp"
 
 namespace nb = nanobind;
@@ -106,6 +108,44 @@ Buffer buffer(Engine &engine, std::size_t bytes) {
   return Buffer(hold->memory->data(), {bytes}, owner);
 }
 
+// Memory that was allocated by others, shared as long as this lives or until `end`.
+class Registration {
+public:
+  Registration(std::shared_ptr<HostPeers> host_peers, std::byte *data, std::size_t bytes)
+      : host_peers_(std::move(host_peers)), id_(host_peers_->share(data, bytes)),
+        pages_(host_peers_->shared(id_)) {}
+  ~Registration() { end(); }
+  Registration(const Registration &) = delete;
+  Registration &operator=(const Registration &) = delete;
+
+  void end(bool freed = false) {
+    const auto pages = std::exchange(pages_, nullptr);
+    if (pages && freed)
+      pages->abandon();
+    if (pages && host_peers_->forked())
+      pages->restore(); // another thread may have held the locks of the ranks at the fork
+    else if (pages)
+      host_peers_->unshare(id_);
+  }
+
+private:
+  std::shared_ptr<HostPeers> host_peers_;
+  std::uint64_t id_;
+  std::shared_ptr<SharedPages> pages_;
+};
+
+// How other ranks access a buffer of this rank: src/unisono/runtime/call/registered.py
+// (`MemoryHome`).
+int memory_home(const Engine &engine, std::uintptr_t at, std::size_t bytes) {
+  const auto *const data = reinterpret_cast<const std::byte *>(at);
+  const auto found = engine.host_peers->locate(data, bytes);
+  if (found && found->exposed.segment == ExposedBuffer::anywhere)
+    return 1;
+  if (found)
+    return found->pages ? 3 : 2;
+  return SharedPages::find(data, bytes) ? 4 : SharedPages::any(data, bytes) ? 5 : 0;
+}
+
 // Gives an engine its connections to other hosts, which report liveness.
 void live(Engine &engine, const std::vector<WireHolder *> &wires,
           const std::vector<nb::bytes> &outgoing, const std::vector<nb::bytes> &incoming,
@@ -144,6 +184,8 @@ void translate(const std::exception_ptr &p, void *) {
 void bind_engine(nb::module_ &m) {
   nb::register_exception_translator(translate);
   nb::class_<PeerTableHolder>(m, "PeerTable").def(nb::init<std::size_t>(), nb::arg("n"));
+  nb::class_<Registration>(m, "Registration")
+      .def("end", &Registration::end, nb::call_guard<GilRelease>(), nb::arg("freed") = false);
   nb::class_<Engine>(m, "Engine")
       .def_static(
           "between_threads",
@@ -171,6 +213,14 @@ void bind_engine(nb::module_ &m) {
           "drop", [](Engine &e, std::uint64_t id) { e.host_peers->drop(id); },
           nb::call_guard<GilRelease>(), nb::arg("id"))
       .def("buffer", &buffer, nb::arg("bytes"))
+      .def(
+          "register",
+          [](Engine &e, std::uintptr_t at, std::size_t bytes) {
+            return std::make_unique<Registration>(
+                e.host_peers, reinterpret_cast<std::byte *>(at), bytes);
+          },
+          nb::call_guard<GilRelease>(), nb::arg("at"), nb::arg("bytes"))
+      .def("memory_home", &memory_home, nb::arg("at"), nb::arg("bytes"))
       .def(
           "mark_dead", [](Engine &e, std::size_t rank) { e.host_peers->mark_dead(rank); },
           nb::arg("rank"))

@@ -21,6 +21,7 @@ void Collective::prepare(std::shared_ptr<const Plan> plan, const void *input,
   plan_ = std::move(plan);
   input_ = static_cast<const std::byte *>(input);
   output_ = static_cast<std::byte *>(output);
+  release_buffers();
   phase_ = Phase::begin;
   state.store(pending, std::memory_order_relaxed);
   failure = {};
@@ -102,6 +103,7 @@ Status Collective::run_phases() {
   case Phase::end:
     break;
   }
+  return_ends();
   mapped_.clear();
   return Status::done;
 }

@@ -27,6 +27,7 @@ public:
   bool depends_on(std::size_t rank) const override; // collective_wait.cpp
   std::vector<Need> needs() const override;          // collective_wait.cpp
   bool poll_fds(std::vector<pollfd> &into) const override; // collective_streams.cpp
+  void release_buffers() override;                         // collective_in_place.cpp
 
 private:
   enum class Phase { begin, lead, arrive, generations, exit, end };
@@ -51,7 +52,9 @@ private:
   // Buffers that are used in place: collective_in_place.cpp.
   void expose_buffers();
   bool expose(const std::byte *data, std::size_t bytes, bool for_writing,
-              ExposedBuffer &exposed);
+              ExposedBuffer &exposed, std::shared_ptr<class SharedPages> &pages);
+  void use_alias();
+  void return_ends();
   Status map_exposed();
   bool map_buffer(std::size_t rank, bool input);
 
@@ -136,6 +139,8 @@ private:
   std::int64_t unreachable_since_ = 0;
   std::vector<PeerAddress> inputs_, outputs_; // of all ranks, where exposed
   std::vector<std::shared_ptr<class Memory>> mapped_;
+  std::shared_ptr<class SharedPages> input_pages_, output_pages_; // of registered memory
+  std::byte *own_output_ = nullptr; // where the caller has it, if that is not `output_`
   std::vector<const void *> operands_;
   std::vector<PeerAddress> addresses_; // of the sources of an action
   std::vector<Cursor> cursors_; // for each entry of program.outgoing

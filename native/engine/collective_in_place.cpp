@@ -6,6 +6,7 @@
 #include "engine/collective.hpp"
 #include "engine/comm.hpp"
 #include "memory/host_peers.hpp"
+#include "memory/shared_pages.hpp"
 
 namespace unisono {
 
@@ -16,28 +17,55 @@ void Collective::expose_buffers() {
   if (!plan_->may_expose || (exposed_ != 0 && comm_.local_ranks().size() == 1))
     return;
   ExposedBuffer exposed[2] = {};
-  if (expose(input_, plan_->input_bytes, false, exposed[0]))
+  if (expose(input_, plan_->input_bytes, false, exposed[0], input_pages_))
     flags_ |= Header::exposes_input;
-  if (expose(output_, plan_->output_bytes, true, exposed[1]))
+  if (expose(output_, plan_->output_bytes, true, exposed[1], output_pages_))
     flags_ |= Header::exposes_output;
+  use_alias();
   std::memcpy(comm_.layout().block(comm_.rank()).headers[seq & 1].payload, exposed,
               sizeof exposed);
 }
 
 bool Collective::expose(const std::byte *data, std::size_t bytes, bool for_writing,
-                       ExposedBuffer &exposed) {
+                       ExposedBuffer &exposed, std::shared_ptr<SharedPages> &pages) {
   if (bytes == 0)
     return true;
-  const auto found = comm_.host_peers().locate(data, bytes);
-  if (found)
-    exposed = *found;
-  else if (exposed_ != 0 || (plan_->may_cross_memory &&
+  auto found = comm_.host_peers().locate(data, bytes);
+  if (found) {
+    exposed = found->exposed;
+    pages = std::move(found->pages);
+  } else if (exposed_ != 0 || (plan_->may_cross_memory &&
                              comm_.zero_copy().test_access() == ZeroCopy::granted &&
                              comm_.zero_copy().accessible(data, bytes, for_writing)))
     exposed = {ExposedBuffer::own, reinterpret_cast<std::uintptr_t>(data)};
   else
     return false;
   return true;
+}
+
+// Registered memory is used where its segment is mapped, because the ends of it are shared
+// nowhere else. What the output has there is needed too: not all of it may be written.
+void Collective::use_alias() {
+  if (input_pages_) {
+    input_pages_->copy_ends_in(input_, plan_->input_bytes);
+    input_ = input_pages_->alias(input_);
+  }
+  if (output_pages_) {
+    own_output_ = output_;
+    output_pages_->copy_ends_in(output_, plan_->output_bytes);
+    output_ = output_pages_->alias(output_);
+  }
+}
+
+void Collective::return_ends() {
+  if (output_pages_)
+    output_pages_->copy_ends_out(own_output_, plan_->output_bytes);
+}
+
+// Registered memory whose registration has ended meanwhile is private again after this.
+void Collective::release_buffers() {
+  input_pages_.reset();
+  output_pages_.reset();
 }
 
 Status Collective::map_exposed() {

@@ -192,6 +192,7 @@ void Comm::complete(Task &op, Status status) {
     sent_.fetch_add(op.sends, std::memory_order_relaxed);
   if (!op.pending_now())
     return; // another thread has completed it
+  op.release_buffers();
   const auto how = failed ? Task::broken : Task::succeeded;
   op.close_record(how);
   if (trace().on())

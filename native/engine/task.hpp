@@ -51,6 +51,8 @@ public:
   virtual bool crosses_hosts() const { return false; }
   // The sockets it waits for; true if it waits for nothing else.
   virtual bool poll_fds(std::vector<pollfd> &) const { return false; }
+  // Called when it has ended, before that is visible.
+  virtual void release_buffers() {}
 
   // Records how it ended, then makes that visible. What describes the call is written in
   // between, so that it is complete for the thread that waited.

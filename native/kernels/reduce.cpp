@@ -32,7 +32,8 @@ std::vector<Kernels> usable() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
     found.push_back({"avx512", avx512::find});
-  if (__builtin_cpu_supports("avx2"))
+  // Every processor with AVX2 converts float16, but a hypervisor may hide that.
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
     found.push_back({"avx2", avx2::find});
 #endif
   found.push_back({"base", base::find});

@@ -8,6 +8,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#if defined(__AVX512F__) || defined(__F16C__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #include "kernels/reduce.hpp"
 
 namespace unisono::UNISONO_ISA {
@@ -18,6 +24,8 @@ namespace {
 #include "kernels/arithmetic.inl"
 
 #include "kernels/dispatch.inl"
+
+#include "kernels/half_conversion.inl"
 
 // An element wherever it lies: users' buffers need not be aligned.
 template <class T> struct __attribute__((packed, may_alias)) Anywhere {
@@ -67,12 +75,60 @@ void reduce(void *out, const void *const *sources, std::size_t num_sources,
   }
 }
 
+// The same where elements are converted by whole vectors. Few sources are read side by side,
+// and their sums stay in registers; of many, each becomes floats first, which stay in the
+// first-level cache.
+constexpr std::size_t kSideBySide = 8;
+
+template <class Type, class Operation>
+void reduce_by_stretches(void *out, const void *const *sources, std::size_t num_sources,
+                         std::size_t begin, std::size_t count, std::uint32_t divisor) {
+  using T = typename Type::Stored;
+  alignas(64) float sums[kStretch];
+  alignas(64) float next[kStretch];
+  for (; begin < count; begin += kStretch) {
+    const std::size_t length = count - begin < kStretch ? count - begin : kStretch;
+    Converted<Type>::load(sums, static_cast<const T *>(sources[0]) + begin, length);
+    for (std::size_t k = 1; k < num_sources; ++k) {
+      Converted<Type>::load(next, static_cast<const T *>(sources[k]) + begin, length);
+      for (std::size_t i = 0; i < length; ++i)
+        sums[i] = Operation::of(sums[i], next[i]);
+    }
+    if (divisor != 1)
+      for (std::size_t i = 0; i < length; ++i)
+        sums[i] = divided(sums[i], divisor);
+    Converted<Type>::store(static_cast<T *>(out) + begin, sums, length);
+  }
+}
+
+template <class Type, class Operation>
+void reduce_converted(void *out, const void *const *sources, std::size_t num_sources,
+                      std::size_t count, std::uint32_t divisor) {
+  using T = typename Type::Stored;
+  using Vectors = Converted<Type>;
+  constexpr std::size_t lanes = Vectors::lanes;
+  std::size_t i = 0;
+  if (num_sources <= kSideBySide)
+    for (; i + lanes <= count; i += lanes) {
+      auto sums = Vectors::decoded(static_cast<const T *>(sources[0]) + i);
+      for (std::size_t k = 1; k < num_sources; ++k)
+        sums = Vectors::template combined<Operation>(
+            sums, Vectors::decoded(static_cast<const T *>(sources[k]) + i));
+      if (divisor != 1)
+        sums = sums / static_cast<float>(divisor);
+      Vectors::encode(static_cast<T *>(out) + i, sums);
+    }
+  reduce_by_stretches<Type, Operation>(out, sources, num_sources, i, count, divisor);
+}
+
 struct Kernels {
   template <DType D, Op O> static Kernel of() {
-    if constexpr (has_meaning<D, O>())
-      return reduce<typename ElementOf<D>::Type, typename OperationOf<O>::Type>;
-    else
+    if constexpr (!has_meaning<D, O>())
       return nullptr;
+    else if constexpr (Converted<typename ElementOf<D>::Type>::by_vectors)
+      return reduce_converted<typename ElementOf<D>::Type, typename OperationOf<O>::Type>;
+    else
+      return reduce<typename ElementOf<D>::Type, typename OperationOf<O>::Type>;
   }
 };
 

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include "memory/host_peers_messages.hpp"
+#include "memory/shared_pages.hpp"
 #include "support/fail.hpp"
 #include "support/failpoint.hpp"
 
@@ -190,7 +191,7 @@ std::uint64_t HostPeers::create(std::size_t bytes) {
 void HostPeers::remember(std::uint64_t id, const std::shared_ptr<Memory> &memory) {
   {
     std::lock_guard lock(own_mutex_);
-    own_[reinterpret_cast<std::uintptr_t>(memory->data())] = {memory->size(), id};
+    own_[reinterpret_cast<std::uintptr_t>(memory->data())] = {memory->size(), id, nullptr};
     owns_.store(true, std::memory_order_relaxed);
   }
   std::lock_guard lock(table_->mutex);
@@ -294,10 +295,11 @@ bool HostPeers::drop_unwanted() {
   return left;
 }
 
-std::optional<ExposedBuffer> HostPeers::locate(const void *data, std::size_t bytes) const {
+std::optional<HostPeers::Located> HostPeers::locate(const void *data,
+                                                    std::size_t bytes) const {
   const auto at = reinterpret_cast<std::uintptr_t>(data);
   if (between_threads())
-    return ExposedBuffer{ExposedBuffer::anywhere, at};
+    return Located{{ExposedBuffer::anywhere, at}, nullptr};
   if (!owns_.load(std::memory_order_relaxed))
     return std::nullopt;
   std::lock_guard lock(own_mutex_);
@@ -305,9 +307,11 @@ std::optional<ExposedBuffer> HostPeers::locate(const void *data, std::size_t byt
   if (after == own_.begin())
     return std::nullopt;
   const auto &[start, segment] = *--after;
-  if (at + bytes > start + segment.first)
+  if (at + bytes > start + segment.bytes)
     return std::nullopt;
-  return ExposedBuffer{segment.second, at - start};
+  const auto *const from = static_cast<const std::byte *>(data);
+  const std::size_t offset = segment.pages ? segment.pages->offset(from) : at - start;
+  return Located{{segment.id, offset}, segment.pages};
 }
 
 PeerAddress HostPeers::resolve(std::size_t owner, ExposedBuffer exposed,

@@ -67,6 +67,8 @@ private:
   std::size_t size_;
 };
 
+class SharedPages;
+
 // The segments and the liveness of all ranks: private to a process, or shared by threads.
 struct PeerTable {
   explicit PeerTable(std::size_t n) : dead(n), ended(n), segments(n), descriptors(n) {}
@@ -108,8 +110,20 @@ public:
   std::shared_ptr<Descriptor> take_descriptor(std::size_t owner, std::uint64_t id);
   void drop_descriptor(std::uint64_t id, const std::vector<std::size_t> &ranks) noexcept;
 
-  // The position of a buffer in this rank's segments, if it is in one.
-  std::optional<ExposedBuffer> locate(const void *data, std::size_t bytes) const;
+  // Makes memory that exists already a segment: shared_pages.hpp. Where it is part of one
+  // that was made so, that counts once more. Between processes only.
+  std::uint64_t share(std::byte *data, std::size_t bytes);
+  std::shared_ptr<SharedPages> shared(std::uint64_t id) const;
+  // Calls that use it go on, and hold it until they end.
+  void unshare(std::uint64_t id) noexcept;
+
+  // The position of a buffer in this rank's segments, if it is in one, and the pages if they
+  // have replaced others.
+  struct Located {
+    ExposedBuffer exposed;
+    std::shared_ptr<SharedPages> pages;
+  };
+  std::optional<Located> locate(const void *data, std::size_t bytes) const;
   // The address of a buffer that `owner` exposes; adds its segment to `hold`.
   PeerAddress resolve(std::size_t owner, ExposedBuffer exposed,
                 std::vector<std::shared_ptr<Memory>> &hold) const;
@@ -139,6 +153,7 @@ private:
   struct Message;
   struct Announcement;
   struct Outgoing;
+  struct SharedSegment;
   enum class Sent { yes, full, later, gone };
 
   void in_child() override;
@@ -147,6 +162,7 @@ private:
   void remember(std::uint64_t id, const std::shared_ptr<Memory> &memory);
   std::shared_ptr<Memory> forget(std::uint64_t id);
   bool drop_unwanted();
+  void end_sharing(std::uint64_t id) noexcept;
 
   // Messages on the sockets: host_peers_messages.cpp.
   void announce(const Announcement &announcement);
@@ -174,7 +190,14 @@ private:
   Origin origin_;
   std::uint64_t next_id_ = 1;
   mutable std::mutex own_mutex_;
-  std::map<std::uintptr_t, std::pair<std::size_t, std::uint64_t>> own_; // address: size, id
+  struct Own {
+    std::size_t bytes;
+    std::uint64_t id;
+    std::shared_ptr<SharedPages> pages; // or null; holds its SharedSegment
+    std::size_t count = 1;              // how often they were shared
+  };
+  std::mutex sharing_; // held to share and unshare
+  std::map<std::uintptr_t, Own> own_; // by address
   std::atomic<bool> owns_ = false;
   std::atomic<bool> closed_ = false, immediate_ = false;
   std::mutex dropped_later_mutex_;

@@ -50,10 +50,12 @@ bool is_one_of(const std::vector<std::string> &all, const std::string &name) {
 
 bool is_known(const Armed &a) {
   if (a.action == "short" || a.action == "cut")
-    return is_one_of(cut_names(), a.name) && a.every && a.value >= 1;
+    return (is_one_of(cut_names(), a.name) || is_one_of(page_names(), a.name)) && a.every &&
+           a.value >= 1;
   const bool timed = (a.action == "sleep" || a.action == "jitter") && a.value >= 0;
   const bool placed = is_one_of(failpoint_names(), a.name) ||
-                      is_one_of(device_names(), a.name) || is_one_of(wait_names(), a.name);
+                      is_one_of(device_names(), a.name) || is_one_of(wait_names(), a.name) ||
+                      is_one_of(page_names(), a.name);
   return placed && (timed || a.action == "kill" || a.action == "stop");
 }
 
@@ -85,6 +87,8 @@ std::vector<std::string> failpoint_names() {
 std::vector<std::string> device_names() { return {"device.move"}; }
 
 std::vector<std::string> wait_names() { return {"wait.yield"}; }
+
+std::vector<std::string> page_names() { return {"pages.copied", "pages.map"}; }
 
 std::vector<std::string> cut_names() {
   return {"socket.send", "stream.receive", "tls.send",

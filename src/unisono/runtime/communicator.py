@@ -34,11 +34,11 @@ from unisono.runtime.call import arguments
 from unisono.runtime.call.messages import incoming, outgoing
 from unisono.runtime.call.options import CallOptions, Options, with_option_help
 from unisono.runtime.call.reductions import Reduction, as_reduction
-from unisono.runtime.call.shared_arrays import shared_array
 from unisono.runtime.compress import all_reduce as compress
 from unisono.runtime.core import Core
 from unisono.runtime.failing import fail_together
 from unisono.runtime.identity import Identity
+from unisono.runtime.in_place import InPlaceArrays
 from unisono.runtime.observe import explain, recorder
 from unisono.runtime.plan.plans import CODES
 from unisono.runtime.redistribution import redistribute
@@ -55,7 +55,7 @@ _COPIES = Reduction("sum")  # for collectives that reduce nothing
 
 
 @with_option_help
-class Communicator(Identity):
+class Communicator(Identity, InPlaceArrays):
     """Ranks 0..world_size-1, of which this process (or thread) is `rank`."""
 
     def __init__(self, core: Core) -> None:
@@ -417,18 +417,6 @@ class Communicator(Identity):
         world = self.core.changeable("grow")
         found: Communicator = world.grow(self, world_size, timeout_s, address)
         return found
-
-    def empty(
-        self, shape: int | Sequence[int], dtype: Any = "float32", *, device: str = "cpu"
-    ) -> Any:
-        """An array in memory that all ranks can use: collectives on it copy nothing.
-
-        Every rank makes its own. A NumPy array in shared memory, of which
-        torch.from_numpy makes a tensor; or, with device="cuda" or "cuda:1", a
-        `DeviceArray`, of which torch.as_tensor and cupy.asarray make theirs.
-        """
-        self.core.check_usable("empty")
-        return shared_array(self.core.session, shape, dtype, device)
 
     def explain(self, collective: str, x: Any = None, **how: Any) -> str:
         """What would run for such a call, and why; how long it took, if it has run."""

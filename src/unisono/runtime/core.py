@@ -30,6 +30,7 @@ from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.connecting import connecting
 from unisono.runtime.call.options import CallKey, CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
+from unisono.runtime.call.registered import RegisteredArrays
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
 from unisono.runtime.call.work import CallsInFlight, Work
 from unisono.runtime.device.half import DeviceHalf
@@ -92,6 +93,7 @@ class Core:
         self._specs: dict[str, Spec] = {}  # of algorithms that are files
         self.in_flight = CallsInFlight(native)
         self.device = DeviceHalf()
+        self.registered = RegisteredArrays(session)
         self._on_close = on_close
         self.closed = False
         # Only a world's first communicator has one.
@@ -490,6 +492,7 @@ class Core:
         if self.session.streams is not None:
             self.session.streams.leave(self.agreed)
         self.in_flight.end()
+        self.registered.close()
 
 
 _PLAIN = CallOptions()

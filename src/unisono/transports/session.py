@@ -32,7 +32,7 @@ except ImportError as why:  # built without a compiler
     ) from why
 
 if TYPE_CHECKING:
-    from unisono._native import Comm, Engine
+    from unisono._native import Comm, Engine, Registration
     from unisono.transports.listener import Listener
     from unisono.transports.streams import Streams
 
@@ -209,12 +209,13 @@ class Session:
 
     def buffer(self, nbytes: int) -> NDArray[np.uint8]:
         """Shared memory of this rank, present in full; MemoryError if there is less."""
-        free = memory_free() if nbytes > _CHECK_FROM else nbytes
-        if nbytes > free:
-            raise MemoryError(
-                f"{nbytes} bytes of shared memory are asked for, {free} are free"
-            )
+        _refuse_too_much(nbytes)
         return self.engine.buffer(nbytes)
+
+    def register(self, address: int, nbytes: int) -> Registration:
+        """Make memory of this rank shared where it is; MemoryError if there is less."""
+        _refuse_too_much(nbytes)
+        return self.engine.register(address, nbytes)
 
     def call_at_end(self, last: Callable[[], object]) -> None:
         """Have something called once, when the session or the process ends normally."""
@@ -382,6 +383,14 @@ class Session:
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+
+def _refuse_too_much(nbytes: int) -> None:
+    free = memory_free() if nbytes > _CHECK_FROM else nbytes
+    if nbytes > free:
+        raise MemoryError(
+            f"{nbytes} bytes of shared memory are asked for, {free} are free"
+        )
 
 
 def memory_free() -> int:

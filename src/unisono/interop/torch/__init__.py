@@ -56,6 +56,29 @@ def _create(options: Any, pg_options: Any = None) -> Any:
     return make(options, pg_options)
 
 
+def register_gradients(model: Any, group: Any = None) -> dict[str, Any]:
+    """Let the ranks of a host use the gradients of a model in place: `comm.register`.
+
+    Gradients that are missing are made, of zeros. Clear them with
+    `zero_grad(set_to_none=False)`: others that backward makes are not registered. By
+    the names of the parameters, whether each is used in place, and why.
+    """
+    from unisono.interop.torch import registering
+
+    return {**registering.register_gradients(model, group)}
+
+
+def register_buckets(ddp: Any, hook: Any = None, state: Any = None) -> None:
+    """Let the ranks of a host use the buckets of torch's DDP in place.
+
+    Each is registered when it is first reduced. It takes the place of a hook: one that
+    DDP is to have is given here, with its state, instead of `register_comm_hook`.
+    """
+    from unisono.interop.torch import registering
+
+    registering.register_buckets(ddp, hook, state)
+
+
 def adapter_of(group: Any = None) -> str:
     """Which adapter a group, or the default one, has: "python" or "compiled"."""
     from unisono.interop.torch import adapters

@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
+from weakref import WeakValueDictionary
 
 import unisono
 from unisono.errors import CollectiveTimeout, ConnectFailed
@@ -45,6 +46,7 @@ from unisono.transports.tls import TLS, wanted
 RENDEZVOUS_TIMEOUT_S = 60.0
 _ANSWER_S = 5.0  # for rank 0 to name the missing ranks
 _world: Session | None = None
+_groups: WeakValueDictionary[str, GroupRendezvous] = WeakValueDictionary()
 
 
 class GroupRendezvous:
@@ -65,6 +67,7 @@ class GroupRendezvous:
         self._ranks = ranks
         self._segment = 0
         self._barriers = 0
+        _groups[self.name] = self
         if self._session is None:
             self._made = self._rendezvous(is_world=not ranks)
         elif self._session.owner(ranks) == self._session.rank:
@@ -78,6 +81,11 @@ class GroupRendezvous:
                 if self._made is None:
                     self._made = self._join()
         return self._made
+
+    @staticmethod
+    def of(name: str) -> GroupRendezvous | None:
+        """That of the group to which torch gave this name."""
+        return _groups.get(name)
 
     def close(self) -> None:
         """Leave, if it was ever used."""

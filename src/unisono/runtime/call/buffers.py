@@ -31,6 +31,9 @@ from unisono.errors import BadArgument, unknown, whole_number
 HOST = -1
 """The device of arrays in the host's memory."""
 
+IN_PLACE_FROM = 32 << 10
+"""Calls on fewer bytes are staged, in whatever memory they are."""
+
 
 @dataclass(slots=True)
 class Buffer:

@@ -9,9 +9,10 @@ from typing import Any
 from unisono.devices.arrays import is_on_device, view_of
 from unisono.dtypes import dtype_of
 from unisono.errors import BadArgument
-from unisono.runtime.call.buffers import buffer_of
+from unisono.runtime.call.buffers import IN_PLACE_FROM, buffer_of, is_contiguous
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import as_reduction
+from unisono.runtime.call.registered import MemoryHome, home_of
 from unisono.runtime.observe import recorder
 from unisono.runtime.observe.explain_codecs import CodecExplanation, explained
 from unisono.runtime.observe.subject import ObservedCore
@@ -88,7 +89,7 @@ def explain(
         f"{format_bytes(core.session.window)}",
     ]
     if n > 1:
-        lines.append(f"  buffers    {_reaching(core)}")
+        lines.append(f"  buffers    {_reaching(core, x, nbytes)}")
     if core.hosts_if_several:
         lines.append(f"  hosts      {_crossing(core, programs.programs)}")
     lines += _of_choice(choice)
@@ -152,12 +153,25 @@ def _crossing(core: ObservedCore, programs: Sequence[Program]) -> str:
     return f"{len(set(core.hosts))}; a rank sends to at most {most} on others{where}"
 
 
-def _reaching(core: ObservedCore) -> str:
+def _reaching(core: ObservedCore, x: Any, nbytes: int) -> str:
+    home = MemoryHome.PRIVATE
+    if x is not None and is_contiguous(x):
+        home = home_of(core.session, buffer_of(x, "explain"))
+    if home in _IN_PLACE:
+        if nbytes < IN_PLACE_FROM:
+            return f"staged, as every call on less than {format_bytes(IN_PLACE_FROM)}"
+        return f"used in place, if every rank's are: {_IN_PLACE[home]}"
     return (
         "large ones are staged until the ranks have tried to read each other's memory",
         "large ones are copied once, from process to process",
         "staged: the system does not let the ranks read each other's memory",
     )[core.native.cross_memory_access()]
+
+
+_IN_PLACE = {
+    MemoryHome.EMPTY: "this rank's is memory of comm.empty",
+    MemoryHome.REGISTERED: "this rank's is registered",
+}
 
 
 def _order(canonical: bool) -> str:

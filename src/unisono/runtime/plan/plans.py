@@ -24,6 +24,7 @@ from unisono.algorithms import schedule as make_schedule
 from unisono.dtypes import OPS, DType
 from unisono.errors import BadArgument
 from unisono.runtime.call.arguments import Call
+from unisono.runtime.call.buffers import IN_PLACE_FROM
 from unisono.runtime.call.coding import Coding
 from unisono.runtime.call.notes import CallNames, in_short, remember, shape_text
 from unisono.runtime.call.reductions import Reduction
@@ -42,7 +43,7 @@ CODES: dict[str, int] = {
 HEADER_BYTES = 40
 LINE = 64
 PAGE = 4096
-ZERO_COPY_FROM = 32 << 10
+ZERO_COPY_FROM = IN_PLACE_FROM
 """Below this many bytes copying is as fast as reading others' buffers directly."""
 SINGLE_COPY_FROM = 16 << 10
 """The same for buffers that only the kernel can access, for each pair of ranks."""
