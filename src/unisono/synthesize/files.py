@@ -20,7 +20,7 @@ SUFFIXES = (".py", ".json", ".npz")
 _HEAD = '''"""{title}: a schedule for one topology.
 
 Made by `unisono synthesize` for {topology}. The busiest link reaches {optimum:.1%} of
-the rate that the cuts of the topology allow.
+the rate that the topology allows.
 """
 
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ STEPS = (
 
 @algorithm(chunks=CHUNKS, needs=Requirement("{n}", lambda n, **_: n == RANKS))
 def {collective}({taken}) -> Iterator[Step]:
-    """Spanning trees packed for {topology}."""
+    """{kind} for {topology}."""
 {refusal}    for phase, reduces, chunk, src, dst in STEPS:
         made = reduce_step if reduces else copy_step
         yield made(chunk=chunk, src=src, dst=dst).named(phase)
@@ -85,6 +85,7 @@ def as_source(made: Synthesis) -> str:
         n=schedule.n,
         chunks=schedule.num_chunks,
         steps="\n".join(rows),
+        kind="Spanning trees packed" if made.trees else "Paths found",
         collective=schedule.collective.name,
         taken=f"n: int, root: int = {schedule.root}" if rooted else "n: int",
         refusal=_REFUSAL.format(root=schedule.root) if rooted else "",
