@@ -7,7 +7,8 @@ some collectives and sizes every candidate of `tune` is measured in turns. Regre
 time of what `choose` takes over that of the best: once with the constants of an
 ordinary network, once with the links as they were probed when the ranks met. Every
 second turn says who is best, the others what is lost to it; of the turns the least
-counts, for what disturbs a turn only makes it longer. `error` is how far the expected
+counts, for what disturbs a turn only makes it longer. Where the hosts are so busy that
+the probe is not used, both are the same. `error` is how far the expected
 time of the chosen is from the measured one. Results go to benchmarks/results/.
 """
 
@@ -91,7 +92,8 @@ def judged(comm: Communicator) -> list[Row]:
                 least = min(min(t) for t in times.values())
                 left = [k for k in left if min(times[k]) < HOPELESS * least]
                 left = comm.broadcast_object(left)
-            row: Row = {"collective": collective, "nbytes": nbytes, "probe_s": took}
+            row: Row = {"collective": collective, "nbytes": nbytes}
+            row |= {"probe_s": took, "probed": model is not None}
             for how, pick in picks.items():
                 row[how] = compared(times, pick.algorithm)
                 error = pick.predicted / min(times[pick.algorithm]) - 1
@@ -202,10 +204,9 @@ def report(name: str, rows: list[Row]) -> None:
             f"{found['error']:.0%}",
         ]
     probe = max(row["probe_s"] for row in rows) * 1e3
-    noise = summary(rows, "after")["noise"]
-    print(
-        f"| {name} | {' | '.join(cells)} | {noise:.2f} | {probe:.0f} ms |", flush=True
-    )
+    used = "used" if all(row["probed"] for row in rows) else "not always used"
+    cells += [f"{summary(rows, 'after')['noise']:.2f}", f"{probe:.0f} ms, {used}"]
+    print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 if __name__ == "__main__":

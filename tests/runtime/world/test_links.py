@@ -111,9 +111,34 @@ def model_here(comm):
     return session.links, mine, text, float(total[0])
 
 
+def probed_here(comm):
+    """A probe that is used even if the machine is busy."""
+    links.STEADY = 1e9
+    comm.core.session.links = links.probed(comm, 60.0)
+    return model_here(comm)
+
+
+def probed_when_busy(comm):
+    """A probe that takes nothing for steady."""
+    links.STEADY = 0.0
+    return links.probed(comm, 60.0)
+
+
+@pytest.mark.timeout(60)
+def test_nothing_is_concluded_from_bursts_that_differ():
+    assert world_across([1, 1]).run(probed_when_busy) == [None, None]
+
+
+@pytest.mark.timeout(60)
+def test_the_world_is_probed_when_it_meets(monkeypatch):
+    monkeypatch.setenv("UNISONO_PROBE", "1")
+    models = [end[0] for end in world_across([1, 1]).run(model_here)]
+    assert models[0] == models[1]  # None, if the machine is busy
+
+
 @pytest.mark.timeout(60)
 def test_all_ranks_probe_and_have_the_same_model():
-    ends = world_across([1, 2, 1], env={"UNISONO_PROBE": "1"}).run(model_here)
+    ends = world_across([1, 2, 1]).run(probed_here)
     models, groups, texts, sums = zip(*ends, strict=True)
     assert len(set(models)) == 1
     assert len(models[0].leaving) == 3
@@ -130,7 +155,7 @@ def test_one_rank_that_does_not_want_it_is_enough():
 
     ends = world_across([1, 1], env_of=of).run(model_here)
     assert [model for model, *_ in ends] == [None, None]
-    assert "not probed" in ends[0][2]
+    assert "no probe" in ends[0][2]
 
 
 def test_the_variable_switches_it_off(monkeypatch):

@@ -5,8 +5,9 @@ which networks differ a thousandfold. So the first rank of each host asks that o
 other for a burst of bytes, all at the same time, as in a collective. First the bursts
 are short; then as long as the rate that was found allows. The time from the question to
 the last byte is at most too long, by whatever else runs there, so the least of some is
-taken. Small calls of all ranks tell what a step costs, and a message. Every rank gets
-all numbers, and computes the same model from them.
+taken. Where they differ much from each other the hosts are busy, and what was measured
+is not used. Small calls of all ranks tell what a step costs, and a message. Every rank
+gets all numbers, and computes the same model from them.
 
     UNISONO_PROBE=0     no probe: the constants of an ordinary network
 """
@@ -16,6 +17,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,8 @@ BUDGET_S = 40e-3
 SHORT = 16 << 10
 LONGEST = 1 << 20
 REPEATS = 3
+STEADY = 1.4
+"""How far the middle burst of a pair may be from the quickest on hosts at rest."""
 EVERY_PAIR_UP_TO = 8
 """Up to so many hosts each asks each; of more, those 1, 2, 4, ... further."""
 CALLS = 2
@@ -46,20 +50,24 @@ def wanted() -> bool:
     return os.environ.get(VARIABLE, "1") != "0"
 
 
-def probed(comm: Communicator, timeout_s: float) -> CostModel:
-    """The model of the links between the hosts of all ranks; all ranks call it."""
+def probed(comm: Communicator, timeout_s: float) -> CostModel | None:
+    """The model of the links between the hosts of all ranks; all ranks call it.
+
+    None if the hosts were too busy to tell.
+    """
     begun = time.perf_counter()
     seconds = _small_calls(comm, timeout_s)
     leaders = [comm.hosts.index(host) for host in range(max(comm.hosts) + 1)]
-    found = _exchanged(comm, leaders, None, timeout_s)
+    found, spread = _exchanged(comm, leaders, None, timeout_s)
     took = np.array([time.perf_counter() - begun])
     left = BUDGET_S - float(comm.all_reduce(took, op="max", timeout_s=timeout_s)[0])
     each = left / (REPEATS * len(_shifts(len(leaders))))
     long = {pair: min(LONGEST, int(each / byte)) for pair, byte in found.items()}
     long = {pair: nbytes for pair, nbytes in long.items() if nbytes > 2 * SHORT}
     if long:
-        found |= _exchanged(comm, leaders, long, timeout_s)
-    return fitted(comm.hosts, found, seconds)
+        better, spread = _exchanged(comm, leaders, long, timeout_s)
+        found |= better
+    return fitted(comm.hosts, found, seconds) if spread <= STEADY else None
 
 
 def _shifts(num_hosts: int) -> list[int]:
@@ -73,30 +81,36 @@ def _exchanged(
     leaders: list[int],
     sizes: Mapping[tuple[int, int], int] | None,
     timeout_s: float,
-) -> Pairs:
-    """Seconds per byte from host to host, for bursts of these sizes, or short ones."""
+) -> tuple[Pairs, float]:
+    """Seconds per byte from host to host, for bursts of these sizes, or short ones.
+
+    And how many times as long as the least one the middle one of a pair takes, of the
+    middle pair.
+    """
     num = len(leaders)
-    mine = np.zeros(num)
+    mine = np.zeros((2, num))
     if comm.rank in leaders:
         here = leaders.index(comm.rank)
         for shift in _shifts(num):
             to, src = (here + shift) % num, (here - shift) % num
-            pairs = (here, to), (src, here)
-            sent, taken = (SHORT if sizes is None else sizes.get(p, 0) for p in pairs)
+            ends = (here, to), (src, here)
+            sent, taken = (SHORT if sizes is None else sizes.get(p, 0) for p in ends)
             buffers = np.zeros(sent, np.uint8), np.empty(taken, np.uint8)
             times = [
                 _burst(comm, leaders[to], leaders[src], *buffers, timeout_s)
                 for _ in range(REPEATS)
             ]
-            mine[src] = min(times) / max(1, taken)
+            mine[:, src] = min(times) / max(1, taken), median(times) / max(1, taken)
     rows: Floats = comm.all_gather(mine[None], timeout_s=timeout_s)
     found = rows[leaders].tolist()
-    return {
-        (src, dst): found[dst][src]
+    pairs = {
+        (src, dst): row[src]
+        for dst, (row, _) in enumerate(found)
         for src in range(num)
-        for dst in range(num)
-        if found[dst][src] > 0
+        if row[src] > 0
     }
+    spread = median(found[dst][1][src] / least for (src, dst), least in pairs.items())
+    return pairs, spread
 
 
 def _burst(
