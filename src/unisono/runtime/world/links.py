@@ -56,12 +56,17 @@ def probed(comm: Communicator, timeout_s: float) -> CostModel | None:
     None if the hosts were too busy to tell.
     """
     begun = time.perf_counter()
-    seconds = _small_calls(comm, timeout_s)
+
+    def left() -> float:
+        took = np.array([time.perf_counter() - begun])
+        return BUDGET_S - float(comm.all_reduce(took, op="max", timeout_s=timeout_s)[0])
+
+    seconds, spread = _small_calls(comm, timeout_s)
+    if left() < 0:  # far away, or busy
+        return fitted(comm.hosts, {}, seconds) if spread <= STEADY else None
     leaders = [comm.hosts.index(host) for host in range(max(comm.hosts) + 1)]
     found, spread = _exchanged(comm, leaders, None, timeout_s)
-    took = np.array([time.perf_counter() - begun])
-    left = BUDGET_S - float(comm.all_reduce(took, op="max", timeout_s=timeout_s)[0])
-    each = left / (REPEATS * len(_shifts(len(leaders))))
+    each = left() / (REPEATS * len(_shifts(len(leaders))))
     long = {pair: min(LONGEST, int(each / byte)) for pair, byte in found.items()}
     long = {pair: nbytes for pair, nbytes in long.items() if nbytes > 2 * SHORT}
     if long:
@@ -144,8 +149,11 @@ def _burst(
     return took
 
 
-def _small_calls(comm: Communicator, timeout_s: float) -> list[float]:
-    """The seconds of all_gathers of 8 bytes, each rank's least, the most of all."""
+def _small_calls(comm: Communicator, timeout_s: float) -> tuple[list[float], float]:
+    """The seconds of all_gathers of 8 bytes, each rank's least, the most of all.
+
+    And how many times as long they took at first.
+    """
     x, out = np.zeros(1), np.zeros(comm.world_size)
     names = small_calls(comm.world_size)
     best = np.full(len(names), np.inf)
@@ -159,6 +167,9 @@ def _small_calls(comm: Communicator, timeout_s: float) -> list[float]:
                 best[k] = min(best[k], (time.perf_counter() - begun) / CALLS)
 
     race(1)  # opens connections, too
-    slowest = comm.all_reduce(best.copy(), op="max", timeout_s=timeout_s)
-    race(min(ROUNDS, int(SMALL_S / (CALLS * float(slowest.sum())))))
-    return list(map(float, comm.all_reduce(best, op="max", timeout_s=timeout_s)))
+    best[:] = np.inf
+    race(1)
+    first = float(comm.all_reduce(best.copy(), op="max", timeout_s=timeout_s).sum())
+    race(max(1, min(ROUNDS, int(SMALL_S / (CALLS * first)))))
+    least = [float(t) for t in comm.all_reduce(best, op="max", timeout_s=timeout_s)]
+    return least, first / sum(least)
