@@ -7,8 +7,7 @@ some collectives and sizes every candidate of `tune` is measured in turns. Regre
 time of what `choose` takes over that of the best: once with the constants of an
 ordinary network, once with the links as they were probed when the ranks met. Every
 second turn says who is best, the others what is lost to it; of the turns the least
-counts, for what disturbs a turn only makes it longer. Where the hosts are so busy that
-the probe is not used, both are the same. `error` is how far the expected
+counts, for what disturbs a turn only makes it longer. `error` is how far the expected
 time of the chosen is from the measured one. Results go to benchmarks/results/.
 """
 
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from unisono import Communicator
+from unisono.runtime.plan.predict import MODEL
 from unisono.runtime.plan.select import choose
 from unisono.runtime.world import links
 from unisono.testing import Hosts, hosts_available, world_across
@@ -93,7 +93,7 @@ def judged(comm: Communicator) -> list[Row]:
                 left = [k for k in left if min(times[k]) < HOPELESS * least]
                 left = comm.broadcast_object(left)
             row: Row = {"collective": collective, "nbytes": nbytes}
-            row |= {"probe_s": took, "probed": model is not None}
+            row |= {"probe_s": took, "steady": model.start != MODEL.start}
             for how, pick in picks.items():
                 row[how] = compared(times, pick.algorithm)
                 error = pick.predicted / min(times[pick.algorithm]) - 1
@@ -204,8 +204,8 @@ def report(name: str, rows: list[Row]) -> None:
             f"{found['error']:.0%}",
         ]
     probe = max(row["probe_s"] for row in rows) * 1e3
-    used = "used" if all(row["probed"] for row in rows) else "not always used"
-    cells += [f"{summary(rows, 'after')['noise']:.2f}", f"{probe:.0f} ms, {used}"]
+    at_rest = "" if all(row["steady"] for row in rows) else ", hosts were busy"
+    cells += [f"{summary(rows, 'after')['noise']:.2f}", f"{probe:.0f} ms{at_rest}"]
     print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 

@@ -156,10 +156,7 @@ def _crossing(core: ObservedCore, programs: Sequence[Program]) -> str:
 def _links(model: CostModel | None) -> str:
     """The constants of the model, and where they come from."""
     if model is None or not model.leaving:
-        return (
-            "not known (no probe, or hosts that were too busy for one): the constants "
-            "of an ordinary network"
-        )
+        return "not known, without a probe: the constants of an ordinary network"
     rates = [1 / byte for byte in (*model.leaving, *model.entering)]
     low, high = format_bandwidth(min(rates)), format_bandwidth(max(rates))
     return (

@@ -222,6 +222,12 @@ def fitted(
     )
 
 
+def all_alike(num_hosts: int, byte: float, model: CostModel = MODEL) -> CostModel:
+    """The model with links that all take `byte` seconds per byte."""
+    rates = (byte,) * num_hosts
+    return replace(model, byte=byte, leaving=rates, entering=rates)
+
+
 def _alike(rates: Sequence[float]) -> tuple[float, ...]:
     """Rates of which similar ones are made equal."""
     found: dict[float, float] = {}

@@ -5,9 +5,10 @@ which networks differ a thousandfold. So the first rank of each host asks that o
 other for a burst of bytes, all at the same time, as in a collective. First the bursts
 are short; then as long as the rate that was found allows. The time from the question to
 the last byte is at most too long, by whatever else runs there, so the least of some is
-taken. Where they differ much from each other the hosts are busy, and what was measured
-is not used. Small calls of all ranks tell what a step costs, and a message. Every rank
-gets all numbers, and computes the same model from them.
+taken. Where they differ much from each other, or take too long, the hosts are busy:
+then all links are taken for equal, with the fastest rate that was seen. Small calls of
+all ranks tell what a step costs, and a message. Every rank gets all numbers, and
+computes the same model from them.
 
     UNISONO_PROBE=0     no probe: the constants of an ordinary network
 """
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.plan.predict import CostModel, fitted, small_calls
+from unisono.runtime.plan.predict import CostModel, all_alike, fitted, small_calls
 
 VARIABLE = "UNISONO_PROBE"
 BUDGET_S = 40e-3
@@ -50,29 +51,28 @@ def wanted() -> bool:
     return os.environ.get(VARIABLE, "1") != "0"
 
 
-def probed(comm: Communicator, timeout_s: float) -> CostModel | None:
-    """The model of the links between the hosts of all ranks; all ranks call it.
-
-    None if the hosts were too busy to tell.
-    """
+def probed(comm: Communicator, timeout_s: float) -> CostModel:
+    """The model of the links between the hosts of all ranks; all ranks call it."""
     begun = time.perf_counter()
 
     def left() -> float:
         took = np.array([time.perf_counter() - begun])
         return BUDGET_S - float(comm.all_reduce(took, op="max", timeout_s=timeout_s)[0])
 
-    seconds, spread = _small_calls(comm, timeout_s)
-    if left() < 0:  # far away, or busy
-        return fitted(comm.hosts, {}, seconds) if spread <= STEADY else None
     leaders = [comm.hosts.index(host) for host in range(max(comm.hosts) + 1)]
     found, spread = _exchanged(comm, leaders, None, timeout_s)
+    if left() < SMALL_S:
+        return all_alike(len(leaders), min(found.values()))
+    seconds = _small_calls(comm, timeout_s)
     each = left() / (REPEATS * len(_shifts(len(leaders))))
     long = {pair: min(LONGEST, int(each / byte)) for pair, byte in found.items()}
     long = {pair: nbytes for pair, nbytes in long.items() if nbytes > 2 * SHORT}
     if long:
         better, spread = _exchanged(comm, leaders, long, timeout_s)
         found |= better
-    return fitted(comm.hosts, found, seconds) if spread <= STEADY else None
+    if spread > STEADY:
+        return all_alike(len(leaders), min(found.values()))
+    return fitted(comm.hosts, found, seconds)
 
 
 def _shifts(num_hosts: int) -> list[int]:
@@ -149,11 +149,8 @@ def _burst(
     return took
 
 
-def _small_calls(comm: Communicator, timeout_s: float) -> tuple[list[float], float]:
-    """The seconds of all_gathers of 8 bytes, each rank's least, the most of all.
-
-    And how many times as long they took at first.
-    """
+def _small_calls(comm: Communicator, timeout_s: float) -> list[float]:
+    """The seconds of all_gathers of 8 bytes, each rank's least, the most of all."""
     x, out = np.zeros(1), np.zeros(comm.world_size)
     names = small_calls(comm.world_size)
     best = np.full(len(names), np.inf)
@@ -171,5 +168,4 @@ def _small_calls(comm: Communicator, timeout_s: float) -> tuple[list[float], flo
     race(1)
     first = float(comm.all_reduce(best.copy(), op="max", timeout_s=timeout_s).sum())
     race(max(1, min(ROUNDS, int(SMALL_S / (CALLS * first)))))
-    least = [float(t) for t in comm.all_reduce(best, op="max", timeout_s=timeout_s)]
-    return least, first / sum(least)
+    return [float(t) for t in comm.all_reduce(best, op="max", timeout_s=timeout_s)]

@@ -112,8 +112,9 @@ def model_here(comm):
 
 
 def probed_here(comm):
-    """A probe that is used even if the machine is busy."""
-    links.STEADY = 1e9
+    """A probe that is taken for good even if the machine is busy."""
+    links.STEADY = links.BUDGET_S = 1e9
+    links.LONGEST = 1 << 16
     comm.core.session.links = links.probed(comm, 60.0)
     return model_here(comm)
 
@@ -125,15 +126,19 @@ def probed_when_busy(comm):
 
 
 @pytest.mark.timeout(60)
-def test_nothing_is_concluded_from_bursts_that_differ():
-    assert world_across([1, 1]).run(probed_when_busy) == [None, None]
+def test_links_are_taken_for_equal_if_bursts_differ():
+    one, other = world_across([1, 1]).run(probed_when_busy)
+    assert one == other
+    assert {*one.leaving, *one.entering} == {one.byte}
+    assert (one.start, one.message) == (MODEL.start, MODEL.message)
 
 
 @pytest.mark.timeout(60)
 def test_the_world_is_probed_when_it_meets(monkeypatch):
     monkeypatch.setenv("UNISONO_PROBE", "1")
     models = [end[0] for end in world_across([1, 1]).run(model_here)]
-    assert models[0] == models[1]  # None, if the machine is busy
+    assert models[0] == models[1]
+    assert len(models[0].leaving) == 2
 
 
 @pytest.mark.timeout(60)
@@ -155,7 +160,7 @@ def test_one_rank_that_does_not_want_it_is_enough():
 
     ends = world_across([1, 1], env_of=of).run(model_here)
     assert [model for model, *_ in ends] == [None, None]
-    assert "no probe" in ends[0][2]
+    assert "without a probe" in ends[0][2]
 
 
 def test_the_variable_switches_it_off(monkeypatch):
