@@ -19,6 +19,8 @@ sys.dont_write_bytecode = False
 
 # What is chosen must not hang on what somebody has tuned on this machine.
 os.environ["UNISONO_TUNED"] = "0"
+# Nor on how fast the links are while tests run.
+os.environ["UNISONO_PROBE"] = "0"
 
 # Who is started in the background may ignore Ctrl-C, and so would all it starts: but
 # there are tests of it.

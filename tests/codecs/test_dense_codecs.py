@@ -336,3 +336,11 @@ def test_any_shape_and_stride_can_be_encoded():
 def test_native_codecs_stay_inside_their_buffers(call):
     with pytest.raises(ValueError, match="codec:"):
         call(ONES.view(np.uint8).copy(), CODE.copy())
+
+
+@pytest.mark.parametrize("name", ["fp8", "int8", "bf16", "mxfp8"])
+def test_share_is_the_part_of_the_bytes_that_is_sent(name):
+    codec = codecs.get(name)
+    count = 1 << 16
+    assert codec.share(4) == pytest.approx(codec.nbytes(count) / (4 * count))
+    assert codec.share(2) == 2 * codec.share(4)

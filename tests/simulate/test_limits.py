@@ -216,3 +216,9 @@ def test_merging_close_events_changes_little():
     even = simulate("direct", "switch:96", 96 * 10_417, **result)
     assert uneven.time > even.time
     assert uneven.time == pytest.approx(even.time, rel=2e-4)
+
+
+def test_steps_that_would_take_too_long_are_refused_before_any_is_made():
+    with pytest.raises(NotOffered, match=r"billion transfers.*fidelity='closed'"):
+        simulate("ring", "switch:131072", "64M", "steps")
+    assert simulate("ring", "switch:131072", "64M", "closed").time > 0

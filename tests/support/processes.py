@@ -16,7 +16,7 @@ from unisono import cuda_queues
 
 PRELOADED = ["numpy", "pytest", "unisono.runtime.world.init", "unisono.testing"]
 
-OF_ALL = {"UNISONO_TUNED", "UNISONO_GPU_TESTS"}
+OF_ALL = {"UNISONO_TUNED", "UNISONO_PROBE", "UNISONO_GPU_TESTS"}
 """Set for all tests, and read where modules are imported."""
 
 

@@ -22,6 +22,9 @@ def test_algorithm_file_has_the_same_steps(what: str, tmp_path: Path) -> None:
     again.verify()
     assert [list(step) for step in again] == [list(step) for step in made.schedule]
     assert simulate(str(file), "ring:5", "1M", collective=what).time > 0
+    cut = schedule(what, f"{file}:segments=4", 5)
+    cut.verify()
+    assert cut.num_chunks == 4 * made.schedule.num_chunks
 
 
 @pytest.mark.parametrize("suffix", [".json", ".npz"])

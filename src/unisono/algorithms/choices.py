@@ -11,14 +11,19 @@ from collections.abc import Iterator
 
 from unisono.algorithms.hierarchical import telling
 
+_IN_SEGMENTS = "chain:segments=8", "double_tree:segments=8"
+
 FLAT = {
-    "broadcast": ("naive", "tree", "direct+direct", "chain"),
-    "reduce": ("naive", "tree", "direct+direct", "chain"),
+    "broadcast": ("naive", "tree", "direct+direct", "chain", *_IN_SEGMENTS),
+    "reduce": ("naive", "tree", "direct+direct", "chain", *_IN_SEGMENTS),
     "scatter": ("direct", "tree"),
     "gather": ("direct", "tree"),
     "all_gather": ("direct", "recursive_doubling", "ring"),
     "reduce_scatter": ("direct", "halving_doubling", "ring"),
-    "all_reduce": ("naive", "recursive_doubling", "direct", "rabenseifner", "ring"),
+    "all_reduce": (
+        *("naive", "recursive_doubling", "direct", "rabenseifner", "ring"),
+        "double_tree:segments=8",
+    ),
     "all_to_all": ("direct", "direct:rotate", "bruck"),
     "barrier": ("direct", "dissemination"),
 }

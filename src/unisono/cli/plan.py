@@ -109,7 +109,7 @@ def plan(
     recomputing: str = "",
     codecs: str = "",
     peak: float = 0.0,
-    efficiency: float = 0.5,
+    efficiency: float | None = None,
     top: int = 8,
     explain: bool = False,
     json: bool = False,
@@ -170,7 +170,8 @@ def plan(
     peak
         With --search: operations per second of a rank; known for dgx-h100, dgx-a100.
     efficiency
-        With --search: the part of the peak that computing alone reaches.
+        With --search: the part of the peak that computing alone reaches; without it
+        each class of kernels has its own, as far as the device is known (else 0.5).
     top
         With --search: how many meshes are simulated and shown.
     explain

@@ -35,7 +35,7 @@ def synthesize(
     alone: bool = False,
     json: bool = False,
 ) -> int:
-    """Make a schedule for a topology: spanning trees, as fast as its cuts allow.
+    """Make a schedule for a topology: trees or paths, as fast as its links allow.
 
     The schedule is verified and simulated, beside the algorithms of the library.
 
@@ -44,7 +44,7 @@ def synthesize(
     Parameters
     ----------
     collective
-        all_reduce, all_gather, reduce_scatter, broadcast or reduce.
+        all_reduce, all_gather, reduce_scatter, broadcast, reduce or all_to_all.
     topology
         A preset, as switch:8, torus:4x4x4, dgx-h100:16,nics=1, a .toml file, or "this".
     size
@@ -70,7 +70,7 @@ def synthesize(
     where, nbytes = topology_named(topology), parse_bytes(size)
     conditions: dict[str, Any] = {"slow": _slow(slow), "failed": failed or []}
     began = time.perf_counter()
-    with waiting(lambda: f"packing trees on {where.name}"):
+    with waiting(lambda: f"finding a schedule on {where.name}"):
         made = make(collective, where, root=root, **conditions)
     took = time.perf_counter() - began
     made.schedule.verify()
@@ -143,11 +143,12 @@ def _print(facts: dict[str, object]) -> None:
     size, seconds = int(str(facts["size"])), float(str(facts["time"]))
     print_text(
         f"{facts['collective']} on {facts['topology']}, {facts['n']} ranks: "
-        f"{facts['trees']} trees, {facts['chunks']} chunks, depth {facts['depth']}"
+        f"{facts['trees'] or 'no'} trees, {facts['chunks']} chunks, "
+        f"depth {facts['depth']}"
     )
     rates = [float(str(facts[key])) for key in ("least", "reached")]
     best, reached = (format_bandwidth(1 / r) if r else "no limit" for r in rates)
-    print_text(f"  cuts allow {best} of a buffer; the busiest link gives {reached}")
+    print_text(f"  links allow {best} of a buffer; the busiest link gives {reached}")
     print_text(f"  optimum    {float(str(facts['optimum'])):.1%}")
     if float(str(facts["optimum"])) < _NEAR:
         print_text(

@@ -124,6 +124,10 @@ def ways() -> tuple[str, ...]:
     return (*(_native.instruction_sets() if _native else ()), "numpy")
 
 
+_LONG = 1 << 20
+"""Elements of an array in which what is left of the last block does not count."""
+
+
 @dataclass(frozen=True)
 class Codec:
     """One dense codec: a name, the elements that share a scale, a way of rounding."""
@@ -164,6 +168,10 @@ class Codec:
         if self.stochastic:
             options.append("stochastic")
         return self.name + (":" + ",".join(options) if options else "")
+
+    def share(self, itemsize: int) -> float:
+        """The part of the bytes of a long array that is sent, by elements' bytes."""
+        return self.nbytes(_LONG) / (_LONG * itemsize)
 
     def nbytes(self, count: int) -> int:
         """How many bytes the code of `count` elements has."""

@@ -25,8 +25,6 @@ from unisono.interop.kineto import Call
 from unisono.simulate.groups import USUAL, EqualGroups
 from unisono.topology import Topology, parse
 
-_CODED = 1 << 20
-
 
 class Replayable(Protocol):
     """A trace of which the collectives can be given other times."""
@@ -184,8 +182,7 @@ def _priced(
     members = np.ascontiguousarray(ranks.reshape(-1, size))
     nbytes = call.nbytes
     if codec != "none":
-        ratio = codecs.get(codec).nbytes(_CODED) / (_CODED * call.itemsize)
-        nbytes = round(nbytes * min(1.0, ratio))
+        nbytes = round(nbytes * min(1.0, codecs.get(codec).share(call.itemsize)))
     auto = algorithm == "auto" and call.collective not in USUAL
     found = []
     for name in FLAT[call.collective] if auto else (algorithm,):

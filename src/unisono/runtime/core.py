@@ -262,6 +262,7 @@ class Core:
                 self.spec,
                 window=self.session.window,
                 hosts=self.hosts_if_several,
+                model=self.session.links_between(self.world_ranks),
             )
             self.connect(destinations, call.collective)
             return plan
@@ -292,6 +293,7 @@ class Core:
             hosts=self.hosts_if_several or None,
             tuned=self.session.tuned,
             itemsize=call.dtype.itemsize,
+            model=self.session.links_between(self.world_ranks),
         )
         spec = self.spec(choice.algorithm)
         return CallKind.of(call, reduction, spec, how.label)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,8 +27,10 @@ from unisono.schedule.step import Step, whole_numbers
 
 Floats = NDArray[np.float64]
 
-ROWS = "leaves", "enters", "taken", "added", "peers"
+ROWS = "leaves", "enters", "taken", "added", "peers", "mutual"
 """What is counted of each step."""
+MOST_HELD = 1 << 22
+"""Above so many chunks on all ranks every step is taken to wait for the one before."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,8 +38,12 @@ class Traffic:
     """One row per step, in whole chunks, of which `unit` make up a rank's buffer.
 
     `leaves` and `enters` have a column per host. The others have one per rank: what it
-    takes in, from its own host or another; how much of that it adds; and with how many
-    ranks of other hosts it exchanges messages, the larger of sends and receives.
+    takes in, from its own host or another; how much of that it adds; with how many
+    ranks of other hosts it exchanges messages, the larger of sends and receives; and to
+    how many of them it both sends and listens.
+
+    `depth` is the longest chain of transfers between hosts of which each waits for the
+    one before. In a pipeline it is the way of one chunk, and not of all.
 
     Whole numbers are the same on every machine, to the last bit; so ranks may decide by
     them, each for itself.
@@ -49,6 +55,8 @@ class Traffic:
     taken: Ints
     added: Ints
     peers: Ints
+    mutual: Ints
+    depth: int = field(kw_only=True)
 
     @property
     def leaving(self) -> Floats:
@@ -69,6 +77,7 @@ class Traffic:
         return Traffic(
             self.unit * segments,
             *(_windows(getattr(self, field), segments) for field in ROWS),
+            depth=self.depth,
         )
 
 
@@ -89,17 +98,34 @@ def traffic(schedule: Schedule, hosts: Sequence[int] | Ints) -> Traffic:
             f"hosts: expected the number of the host of each of {n} ranks, got {hosts}"
         )
     width = int(host.max()) + 1
-    rows = [_counts(step, host) for step in checked_steps(schedule)]
+    steps = list(checked_steps(schedule))
+    rows = [_counts(step, host) for step in steps]
     columns = (
         np.array([row[i] for row in rows], dtype=np.int64).reshape(len(rows), across)
-        for i, across in enumerate((width, width, n, n, n))
+        for i, across in enumerate((width, width, n, n, n, n))
     )
     silent = schedule.collective is BARRIER
     unit = math.inf if silent else schedule.contract.chunks_per_rank
-    return Traffic(unit, *columns)
+    return Traffic(unit, *columns, depth=_depth(steps, host))
 
 
-def _counts(step: Step, host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def _depth(steps: Sequence[Step], host: Ints) -> int:
+    """The most transfers between hosts of which each waits for the one before."""
+    flats = [step.flat() for step in steps]
+    largest = (max(int(a.max(initial=0)) for a in flat[2::2]) for flat in flats)
+    slots = 1 + max(largest, default=0)
+    if host.size * slots > MOST_HELD:
+        return sum(bool((host[src] != host[dst]).any()) for src, dst, *_ in flats)
+    level = np.zeros(host.size * slots, dtype=np.int64)
+    for src, dst, slot, mask, into in flats:
+        after = level[src * slots + slot] + (host[src] != host[dst])
+        cells = dst * slots + into
+        level[cells[~mask]] = 0  # what is copied replaces what was there
+        np.maximum.at(level, cells, after)
+    return int(level.max(initial=0))
+
+
+def _counts(step: Step, host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     """The row of one step, in chunks."""
     src, dst, _, mask, _ = step.flat()
     n, num_hosts = host.size, int(host.max()) + 1
@@ -110,4 +136,12 @@ def _counts(step: Step, host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
         np.bincount(dst[src != dst], minlength=n),
         np.bincount(dst[mask], minlength=n),
         np.maximum(*num_peers(src[away], dst[away], n)),
+        _both_ways(src[away], dst[away], n),
     )
+
+
+def _both_ways(src: Ints, dst: Ints, n: int) -> Ints:
+    """For every rank, to how many it sends of those that it receives from."""
+    there, back = np.unique(src * n + dst), np.unique(dst * n + src)
+    both = np.intersect1d(there, back, assume_unique=True)
+    return np.bincount(both // n, minlength=n)

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
+import msgspec
+
 from unisono.errors import BadArgument
 from unisono.memory_use import MemoryUse
 from unisono.models import ModelShape, parse_model
@@ -30,6 +32,7 @@ from unisono.search.space import (
     placed,
 )
 from unisono.simulate.kernels import devices
+from unisono.simulate.setup import USUAL_EFFICIENCY
 from unisono.simulate.training import DEVICES
 from unisono.topology import Topology, parse
 
@@ -97,13 +100,18 @@ def job_of(
     batch: int,
     sequence: int,
     peak: float = 0.0,
-    efficiency: float = 0.5,
+    efficiency: float | None = None,
     memory: float = 0.0,
 ) -> Job:
-    """What is to be trained, with what is known of the machines."""
+    """What is to be trained, with what is known of the machines.
+
+    With an efficiency that is the part of the peak that all computing reaches; without
+    one each class of kernels has its own, of a device that is known.
+    """
     device = devices().get(DEVICES.get(topology.name.partition(":")[0], ""))
     if device:
         peak, memory = peak or device.peak, memory or device.memory
+        device = msgspec.structs.replace(device, peak=peak)
     if not peak or not memory:
         raise BadArgument(
             f"search: {topology.name} does not have the speed and the memory of its "
@@ -115,9 +123,10 @@ def job_of(
         batch,
         sequence,
         peak,
-        efficiency,
-        device.bandwidth if device else peak / _OPERATIONS_A_BYTE,
+        USUAL_EFFICIENCY if efficiency is None else efficiency,
+        device.bandwidth * device.elementwise if device else peak / _OPERATIONS_A_BYTE,
         memory,
+        device=device if efficiency is None else None,
     )
 
 
@@ -128,7 +137,7 @@ def search(
     batch: int,
     sequence: int,
     peak: float = 0.0,
-    efficiency: float = 0.5,
+    efficiency: float | None = None,
     memory: float = 0.0,
     limits: Limits | None = None,
     top: int = 8,
@@ -273,9 +282,13 @@ def _too_large(
 
 
 def _assumptions(job: Job) -> Iterator[str]:
+    reached = f"{job.efficiency:.0%} of it"
+    if job.device:
+        matmul, scores = job.device.matmul, job.device.attention
+        reached = f"{matmul:.0%} of it in products, {scores:.0%} in attention"
     yield (
         f"a rank computes {job.peak / 1e12:.4g} Tflop/s at its peak, reaches "
-        f"{job.efficiency:.0%} of it, and moves {job.memory_rate / 1e12:.3g} TB/s"
+        f"{reached}, and moves {job.memory_rate / 1e12:.3g} TB/s"
     )
     yield (
         f"parameters have {job.weight_bytes} bytes, gradients {job.gradient_bytes}, "

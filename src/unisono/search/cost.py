@@ -3,7 +3,8 @@
 A pass of a chunk (a run of layers, for one micro-batch) is computing and what computing
 waits for:
 
-    compute    operations over the rate; backward twice as many as forward
+    compute    a roofline for each class of kernels (`simulate/kernels.py`); of devices
+               that are not known, operations over the rate
     recompute  forward again (full), or the memory traffic of cheap functions
     tensor     an all_gather and a reduce_scatter around attention and around the MLP
     context    keys and values sent around, as far as attention does not hide it
@@ -32,16 +33,14 @@ from unisono.search.memory import (
 )
 from unisono.search.network import Groups, Network, groups
 from unisono.search.space import Choice, Job, layers_on_a_stage
+from unisono.simulate.kernels import ADAM_BYTES
 
 Price = Callable[[Groups, str, float], float]
 """Seconds of a collective of so many bytes on these groups."""
 Parts = dict[str, float]
-OPTIMIZER_BYTES = 32
-"""What Adam reads and writes for a parameter: states twice, gradient, new weight."""
 BESIDE = 20 / 132
 """How much of a rank's computing what is sent beside it takes: DeepSeek-V3 set 20 of
 132 multiprocessors aside for it (arXiv 2412.19437, section 3.2.2)."""
-_CODED = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -109,10 +108,10 @@ class Passes:
     def _parts(self, layers: int, last: bool, backward: bool) -> Parts:
         times = 2.0 if backward else 1.0
         job, tp = self.job, self.choice.axes.tp
-        head = job.model.head_flops * self.tokens / tp / job.rate if last else 0.0
+        head = job.computing(self.choice, "head", times) if last else 0.0
         full = backward and self.choice.recompute == "full"
         found = {
-            "compute": times * (layers * self._layer + head),
+            "compute": layers * job.layer(self.choice, times) + head,
             "recompute": layers * self._again if backward else 0.0,
         }
         if tp > 1:
@@ -134,17 +133,10 @@ class Passes:
         return found
 
     @cached_property
-    def _layer(self) -> float:
-        """Seconds to compute one layer forward, for a micro-batch."""
-        model, tp = self.job.model, self.choice.axes.tp
-        flops = model.attention_flops(self.job.sequence) + model.mlp_flops
-        return flops * self.tokens / tp / self.job.rate
-
-    @cached_property
     def _again(self) -> float:
         """Seconds to compute again what a layer did not keep."""
         if self.choice.recompute == "full":
-            return self._layer
+            return self.job.layer(self.choice, 1.0)
         if self.choice.recompute == "none":
             return 0.0
         model = self.job.model
@@ -167,7 +159,7 @@ class Passes:
         nbytes = 2 * model.kv_width / axes.tp * self.tokens * self.job.weight_bytes
         hop = self.network.shift(groups(self.choice, "cp"), nbytes)
         scores = model.attention_flops(self.job.sequence) - 2 * model.attention_weights
-        hides = scores * self.tokens / axes.tp / self.job.rate
+        hides = scores * self.tokens / axes.tp / self.job.attention_rate
         sent = (axes.cp - 1) * hop
         return times * max(0.0, sent - hides), times * min(sent, hides)
 
@@ -243,8 +235,7 @@ class Passes:
         """The part of the bytes that is sent, and the seconds a byte of coding it."""
         if self.choice.codec == "none":
             return 1.0, 0.0
-        code = codecs.get(self.choice.codec).nbytes(_CODED)
-        ratio = code / (_CODED * self.job.gradient_bytes)
+        ratio = codecs.get(self.choice.codec).share(self.job.gradient_bytes)
         return ratio, 2 * (1 + ratio) / self.job.memory_rate
 
     def optimizer(self, stage: int) -> float:
@@ -255,7 +246,7 @@ class Passes:
         held = sum(self._held(g) for g in places)
         if self.choice.zero:
             shared, held = shared / axes.replicas, held / (axes.dp * axes.cp)
-        return OPTIMIZER_BYTES * (shared + held) / self.job.memory_rate
+        return ADAM_BYTES * (shared + held) / self.job.memory_rate
 
 
 def least(job: Job, choice: Choice) -> float:
@@ -264,12 +255,12 @@ def least(job: Job, choice: Choice) -> float:
     No choice takes less.
     """
     model, axes = job.model, choice.axes
-    times = 4.0 if choice.recompute == "full" else 3.0
-    layer = (model.flops(job.sequence) - model.head_flops) / model.layers
-    flops = times * layer * max(layers_on_a_stage(model.layers, axes.pp, choice.chunks))
-    tokens = choice.microbatch * job.sequence / axes.cp / axes.tp
+    layer = job.layer(choice, 1.0) + job.layer(choice, 2.0)
+    if choice.recompute == "full":
+        layer += job.layer(choice, 1.0)
+    each = layer * max(layers_on_a_stage(model.layers, axes.pp, choice.chunks))
     idle = (axes.pp - 1) / choice.chunks
-    return (choice.microbatches + idle) * flops * tokens / job.rate
+    return (choice.microbatches + idle) * each
 
 
 def estimate(passes: Passes) -> Cost:

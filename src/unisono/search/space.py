@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from itertools import permutations
 from math import inf
 
@@ -25,6 +25,7 @@ from unisono.errors import BadArgument, unknown
 from unisono.models import ModelShape
 from unisono.parallel.estimate import Axes, Setting
 from unisono.parallel.estimate.meshes import meshes, misfit
+from unisono.simulate.kernels import Device, Kernels
 
 RECOMPUTE = ("none", "selective", "full")
 """From the least that is computed again to the most."""
@@ -52,6 +53,8 @@ class Job:
     memory: float = inf
     weight_bytes: int = 2
     gradient_bytes: int = 4
+    device: Device | None = None
+    """What computes, with its rooflines; None for `efficiency` of the peak."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
@@ -72,14 +75,39 @@ class Job:
         self.model.check_length(self.sequence)
 
     @property
-    def rate(self) -> float:
-        """Operations per second that computing reaches."""
-        return self.peak * self.efficiency
+    def attention_rate(self) -> float:
+        """Operations per second that products of queries and keys reach."""
+        part = self.device.attention if self.device else self.efficiency
+        return self.peak * part
+
+    def layer(self, choice: Choice, times: float) -> float:
+        """Seconds of a layer for a micro-batch: forward (1), or backward (2)."""
+        parts = (self.computing(choice, part, times) for part in ("attention", "mlp"))
+        return sum(parts)
+
+    def computing(self, choice: Choice, part: str, times: float) -> float:
+        """Seconds of attention, MLP or head: forward (1), or backward (2)."""
+        tokens = choice.microbatch * self.sequence / choice.axes.cp
+        return _computing(self, tokens, choice.axes.tp, part, times)
 
     @property
     def setting(self) -> Setting:
         """As `unisono plan` takes it."""
         return Setting(self.n, self.batch, self.sequence, self.weight_bytes)
+
+
+@lru_cache(maxsize=4096)
+def _computing(job: Job, tokens: float, tp: int, part: str, times: float) -> float:
+    model, sequence = job.model, job.sequence
+    if job.device:
+        kernels = Kernels(job.device, model, tokens, sequence, tp, job.weight_bytes)
+        return kernels.seconds(part, times)
+    flops = {
+        "attention": model.attention_flops(sequence),
+        "mlp": model.mlp_flops,
+        "head": model.head_flops,
+    }[part]
+    return times * flops * tokens / tp / (job.peak * job.efficiency)
 
 
 @dataclass(frozen=True)

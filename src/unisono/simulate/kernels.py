@@ -78,7 +78,7 @@ class Kernels:
 
     device: Device
     model: ModelShape
-    tokens: int
+    tokens: float
     sequence: int
     tp: int = 1
     element: int = 2

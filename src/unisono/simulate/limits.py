@@ -33,6 +33,8 @@ MOST_CHANGES = 1_000_000_000
 """Of rates, in one simulation by events: about a minute on one core."""
 MOST_TRANSFERS = 50_000_000
 """In one simulation by events: minutes, where messages have many of them."""
+MOST_STEPPED = 5_000_000_000
+"""Transfers of one simulation by steps: some ten minutes on one core."""
 
 _LOOKED_AT = 1 << 12  # steps and worlds below this are never the trouble
 
@@ -93,12 +95,23 @@ def fits(
     what = f"{algorithm} on {topology.name}"
     enough(what, extent.largest * BYTES_A_TRANSFER, "closed")
     if not events:
+        _refuse_long(what, extent)
         return
     enough(f"{what}, events", extent.messages * BYTES_A_MESSAGE, "steps")
     if extent.transfers > MOST_TRANSFERS:
         raise NotOffered(
             f"{what}: about {extent.transfers / 1e6:,.0f} million transfers; that "
             "takes minutes by events: use fidelity='steps', or fewer ranks"
+        )
+
+
+def _refuse_long(what: str, extent: Extent) -> None:
+    """Refuse a simulation by steps that takes longer than anybody waits."""
+    if extent.transfers > MOST_STEPPED:
+        raise NotOffered(
+            f"{what}: about {extent.transfers / 1e9:,.0f} billion transfers; that "
+            "takes more than ten minutes by steps: use fidelity='closed', or fewer "
+            "ranks"
         )
 
 

@@ -12,6 +12,7 @@ from unisono.errors import BadTopology, NotOffered
 from unisono.schedule.collective import (
     ALL_GATHER,
     ALL_REDUCE,
+    ALL_TO_ALL,
     BROADCAST,
     REDUCE,
     REDUCE_SCATTER,
@@ -24,6 +25,7 @@ from unisono.schedule.collective import (
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, copy_step
 from unisono.simulate.conditions import Conditions, SimulatedWorld
+from unisono.synthesize.exchange import exchange
 from unisono.synthesize.network import Network
 from unisono.synthesize.packing import Tree, pack
 from unisono.synthesize.rate import (
@@ -40,8 +42,8 @@ from unisono.synthesize.splitting import without_switches
 from unisono.topology import Topology, parse
 
 NAME = "synthesized"
-OFFERED = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE)
-"""The collectives that are made of trees."""
+OFFERED = (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, REDUCE, ALL_TO_ALL)
+"""The collectives that are made of trees, and all_to_all, of paths."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +53,8 @@ class Synthesis:
     `least` is the time per byte that the cuts of the topology leave at least; trees
     from all roots or from one reach it, those of an all_reduce nearly always. `reached`
     is that of the busiest link of the schedule, counted along the topology's routes.
-    Both leave latencies out. `trees` carry the data from their roots, or to them.
+    Both leave latencies out. `trees` carry the data from their roots, or to them; an
+    all_to_all has none, and `least` is that of the best paths.
     """
 
     schedule: Schedule
@@ -67,7 +70,9 @@ class Synthesis:
 
     @property
     def depth(self) -> int:
-        """The links from a root to the farthest rank."""
+        """The links from a root to the farthest rank, or of the longest path."""
+        if not self.trees:
+            return self.schedule.num_steps
         return max((max(tree.depths(), default=0) for tree in self.trees), default=0)
 
 
@@ -88,7 +93,7 @@ def synthesize(
     if what not in OFFERED:
         names = ", ".join(one.name for one in OFFERED)
         raise NotOffered(
-            f"{what.name} cannot be made of spanning trees; synthesis offers {names}"
+            f"{what.name} cannot be made of trees or paths; synthesis offers {names}"
         )
     where = parse(topology) if isinstance(topology, str) else topology
     root = Contract(what, where.n, root, what.chunk_multiple(where.n)).root
@@ -98,7 +103,10 @@ def synthesize(
         return Synthesis(alone, where, (), 0.0, 0.0)
     network = Network.of(world)
     from_root = root if what.rooted else None
-    if what in (REDUCE, REDUCE_SCATTER):
+    trees: list[Tree] = []
+    if what is ALL_TO_ALL:
+        schedule, least = exchange(network)
+    elif what in (REDUCE, REDUCE_SCATTER):
         trees, least = _forest(network.backwards(), from_root)
         down = BROADCAST if what is REDUCE else ALL_GATHER
         schedule = distribute(down, network.n, trees, root).mirror()
@@ -117,7 +125,8 @@ def synthesize(
         least = least_sum(network)
     schedule = schedule.but(
         name=NAME,
-        about=f"Spanning trees packed for {where.name}: links carry what they can.",
+        about=f"{'Spanning trees packed' if trees else 'Paths found'} for "
+        f"{where.name}: links carry what they can.",
     )
     return Synthesis(
         schedule, where, tuple(trees), least, busiest_link(schedule, world)
@@ -212,4 +221,7 @@ def busiest_link(schedule: Schedule, world: SimulatedWorld) -> float:
         src, dst, _, _, _ = step.flat()
         links = world.route(src, dst) % load.size
         load += np.bincount(links.ravel(), minlength=load.size)
-    return float((load[:-1] / world.bandwidth[:-1]).max()) / schedule.num_chunks
+    return (
+        float((load[:-1] / world.bandwidth[:-1]).max())
+        / schedule.contract.chunks_per_rank
+    )

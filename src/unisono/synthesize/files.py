@@ -1,8 +1,8 @@
 """A synthesized schedule as an algorithm file, which `--algorithm FILE` takes.
 
 The file is Python and has the trees as plain numbers. So it can be read, verified, run
-and sent to other hosts as any algorithm of one's own. A schedule of other steps than
-trees up or down has its steps in the file instead.
+and sent to other hosts as any algorithm of one's own, in segments if it is asked for
+them: `mine.py:segments=16`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ SUFFIXES = (".py", ".json", ".npz")
 _HEAD = '''"""{title}: a schedule for one topology.
 
 Made by `unisono synthesize` for {topology}. The busiest link reaches {optimum:.1%} of
-the rate that the cuts of the topology allow.
+the rate that the topology allows.
 """
 
 from collections.abc import Iterator
 
 from unisono.algorithms import algorithm
 from unisono.algorithms.registry import Requirement
-from unisono.schedule import Step, copy_step, reduce_step
+from unisono.schedule import Schedule, Step, copy_step, reduce_step
+from unisono.schedule.collective import COLLECTIVES
 
 RANKS = {n}
 CHUNKS = {chunks}
@@ -37,10 +38,17 @@ STEPS = (
 """For each step: its phase, whether it reduces, chunks, senders, receivers."""
 
 
-@algorithm(chunks=CHUNKS, needs=Requirement("{n}", lambda n, **_: n == RANKS))
-def {collective}({taken}) -> Iterator[Step]:
-    """Spanning trees packed for {topology}."""
-{refusal}    for phase, reduces, chunk, src, dst in STEPS:
+@algorithm(
+    needs=Requirement("{n}", lambda n, **_: n == RANKS), least={{"segments": 1}}
+)
+def {collective}({taken}, segments: int = 1) -> Schedule:
+    """{kind} for {topology}."""
+{refusal}    what = COLLECTIVES["{collective}"]
+    return Schedule(what, n, CHUNKS, _steps, root={root}).split(segments)
+
+
+def _steps() -> Iterator[Step]:
+    for phase, reduces, chunk, src, dst in STEPS:
         made = reduce_step if reduces else copy_step
         yield made(chunk=chunk, src=src, dst=dst).named(phase)
 '''
@@ -83,8 +91,10 @@ def as_source(made: Synthesis) -> str:
         topology=_plain(made.topology.name),
         optimum=made.optimum,
         n=schedule.n,
+        root=schedule.root,
         chunks=schedule.num_chunks,
         steps="\n".join(rows),
+        kind="Spanning trees packed" if made.trees else "Paths found",
         collective=schedule.collective.name,
         taken=f"n: int, root: int = {schedule.root}" if rooted else "n: int",
         refusal=_REFUSAL.format(root=schedule.root) if rooted else "",

@@ -147,7 +147,8 @@ class Session:
     `listener` is where this rank accepts connections. `note` is 1 if rank 0 has
     a tuned table: on one host all ranks know it from the rendezvous, across hosts rank
     0 alone, until the first communicator is made. `tuned` is the table that all ranks
-    have agreed on since. `apart` are the ranks of this host that are in another pid
+    have agreed on since, and `links` the model of the links between hosts, if they were
+    probed. `apart` are the ranks of this host that are in another pid
     namespace than rank 0.
     """
 
@@ -164,6 +165,7 @@ class Session:
     listener: Listener | None = None
     note: int = 0
     tuned: Any = None
+    links: Any = None
     apart: Sequence[int] = ()
     closed: bool = field(init=False, default=False)
     failed: bool = field(init=False, default=False)
@@ -305,6 +307,11 @@ class Session:
             on_close()
         if not self.finishing and not any(True for _ in self.users):
             threading.Thread(target=self.close, name="unisono end").start()
+
+    def links_between(self, ranks: Sequence[int]) -> Any:
+        """The model of the links between the hosts of these ranks; None if unknown."""
+        hosts = dict.fromkeys(self.hosts[r] for r in ranks)
+        return self.links.of(list(hosts)) if self.links else None
 
     def here(self, ranks: Sequence[int]) -> list[int]:
         """Those of the ranks that are on this host."""

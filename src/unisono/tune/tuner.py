@@ -209,7 +209,11 @@ class Tuner:
         """Race candidates near the best, until all that are near have been raced."""
         leads, n = self.comm.rank == 0, self.comm.world_size
         usual = choose(
-            collective, nbytes, n, named=None, reproducible=False, hosts=self.hosts
+            *(collective, nbytes, n),
+            named=None,
+            reproducible=False,
+            hosts=self.hosts,
+            model=self.comm.core.session.links_between(range(n)),
         ).algorithm
         expected = {
             name: self.costs.seconds(collective, name, self.hosts, nbytes)

@@ -17,11 +17,12 @@ from unisono.runtime.observe import recorder
 from unisono.runtime.observe.explain_codecs import CodecExplanation, explained
 from unisono.runtime.observe.subject import ObservedCore
 from unisono.runtime.plan.plans import lowered, verified
+from unisono.runtime.plan.predict import CostModel
 from unisono.runtime.plan.select import AlgorithmChoice, choose
 from unisono.runtime.plan.tuned import Tuned, TunedRow
 from unisono.schedule.collective import collective as find_collective
 from unisono.schedule.program import Program
-from unisono.units import format_bytes, format_seconds
+from unisono.units import format_bandwidth, format_bytes, format_seconds
 
 
 def explain(
@@ -63,6 +64,7 @@ def explain(
         lines = [f"  measured   {_measured(core, collective, x, found)}"]
         return "\n".join([*found.lines, *lines])
     how.refuse_codec_options(collective)
+    links = core.session.links_between(core.world_ranks)
     choice = choose(
         collective,
         nbytes,
@@ -72,6 +74,7 @@ def explain(
         hosts=core.hosts_if_several or None,
         tuned=core.session.tuned,
         itemsize=0 if x is None else dtype_of(x).itemsize,
+        model=links,
     )
     spec = core.spec(choice.algorithm)
     schedule = verified(collective, spec, n, root if what.rooted else 0)
@@ -92,6 +95,7 @@ def explain(
         lines.append(f"  buffers    {_reaching(core, x, nbytes)}")
     if core.hosts_if_several:
         lines.append(f"  hosts      {_crossing(core, programs.programs)}")
+        lines.append(f"  links      {_links(links)}")
     lines += _of_choice(choice)
     lines.append(f"  measured   {_measured(core, collective, x, choice)}")
     return "\n".join(lines)
@@ -151,6 +155,18 @@ def _crossing(core: ObservedCore, programs: Sequence[Program]) -> str:
     most = max(len({m.to for m in p.messages}) for p in programs)
     where = f"; this rank is at {core.session.why}" if core.session.why else ""
     return f"{len(set(core.hosts))}; a rank sends to at most {most} on others{where}"
+
+
+def _links(model: CostModel | None) -> str:
+    """The constants of the model, and where they come from."""
+    if model is None or not model.leaving:
+        return "not known, without a probe: the constants of an ordinary network"
+    rates = [1 / byte for byte in (*model.leaving, *model.entering)]
+    low, high = format_bandwidth(min(rates)), format_bandwidth(max(rates))
+    return (
+        f"{low if low == high else f'{low} to {high}'}, a step with one message takes "
+        f"{format_seconds(model.start + model.message)}, as probed at the start"
+    )
 
 
 def _reaching(core: ObservedCore, x: Any, nbytes: int) -> str:

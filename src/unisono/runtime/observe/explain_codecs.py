@@ -23,7 +23,7 @@ from unisono.runtime.plan.codec_options import (
 from unisono.runtime.plan.codec_plans import chunk_sizes, sent_bytes
 from unisono.runtime.plan.plans import CallKind, lowered, verified
 from unisono.runtime.plan.predict import MODEL, CostModel, predicted_coded, step_costs
-from unisono.runtime.plan.select import AlgorithmChoice, choose
+from unisono.runtime.plan.select import choose
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Holders, Ints
 from unisono.schedule.program import Action, Home, Lowered
@@ -54,11 +54,13 @@ def explained(
     dtype = dtype or DTYPES["float32"]
     refuse_unsupported(collective, coding, dtype, _SUM)
     n, hosts = core.world_size, core.hosts_if_several
+    model = core.session.links_between(core.world_ranks)
     choice = choose_coded(
         *(collective, nbytes, n, coding),
         itemsize=dtype.itemsize,
         named=how.algorithm,
         hosts=hosts,
+        model=model,
     )
     spec = core.spec(choice.algorithm)
     key = collective, spec, n, root
@@ -74,7 +76,7 @@ def explained(
         f"  costs      {steps} steps; {_wire(kind, n, hosts, nbytes)}",
         f"  error      {_error(kind, n, hosts, how.error_bound)}",
         f"  bits       {_bits(kind, n, hosts)}",
-        f"  predicted  {_times(kind, n, hosts, nbytes, choice)}",
+        f"  predicted  {_times(kind, n, hosts, nbytes, model or MODEL)}",
     ]
     return CodecExplanation(choice.algorithm, str(coding), lines)
 
@@ -129,9 +131,9 @@ def _bits(kind: CallKind, n: int, hosts: tuple[int, ...]) -> str:
 
 
 def _times(
-    kind: CallKind, n: int, hosts: tuple[int, ...], nbytes: int, choice: AlgorithmChoice
+    kind: CallKind, n: int, hosts: tuple[int, ...], nbytes: int, model: CostModel
 ) -> str:
-    coded, plain, by = seconds(kind, n, hosts, nbytes)
+    coded, plain, by = seconds(kind, n, hosts, nbytes, model)
     result = "faster" if coded < plain else "not faster here"
     return (
         f"{format_seconds(coded)}; without a codec {format_seconds(plain)} by {by}: "
@@ -164,6 +166,7 @@ def seconds(
         named=None,
         reproducible=False,
         hosts=hosts or None,
+        model=model,
     )
     costs = step_costs(kind.collective, plain.algorithm, 1, placed, model)
     return (

@@ -95,7 +95,8 @@ def _kind_of(core: ObservedCore, key: Any) -> CallKind:
         return kind
     coding = as_coding(how.codec, how.coded)
     what = call, as_reduction(op), how, coding
-    return coded_kind(*what, core.world_size, core.hosts_if_several, core.spec)
+    hosts, links = core.hosts_if_several, core.session.links_between(core.world_ranks)
+    return coded_kind(*what, core.world_size, hosts, core.spec, links)
 
 
 class _CommunicatorTraffic:

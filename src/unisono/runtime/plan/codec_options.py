@@ -25,6 +25,7 @@ from unisono.errors import BadArgument, UnisonoError, unknown
 from unisono.runtime.call.coding import Coding
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.plan.plans import lowered
+from unisono.runtime.plan.predict import MODEL, CostModel
 from unisono.runtime.plan.select import (
     SHARED_OUT_FROM,
     AlgorithmChoice,
@@ -110,6 +111,7 @@ def choose_coded(
     itemsize: int,
     named: str | None = None,
     hosts: tuple[int, ...] = (),
+    model: CostModel | None = None,
 ) -> AlgorithmChoice:
     """The algorithm for a call of `nbytes` values, unless its caller named one.
 
@@ -124,11 +126,13 @@ def choose_coded(
             named=named,
             reproducible=False,
             hosts=hosts or None,
+            model=model,
         )
     if chosen := by_variable(collective):
         return chosen
     if hosts and len(set(hosts)) < n:
-        return quickest(collective, small, hosts, _TWO_LEVELS[collective])
+        by_two = _TWO_LEVELS[collective]
+        return quickest(collective, small, hosts, by_two, model or MODEL)
     segments = WINDOW // (n * LEAST_MESSAGE)
     if hosts and small > WINDOW and segments > 1 and collective != "reduce":
         by = f"hierarchical:{telling(hosts)},by=direct/direct,segments={segments}"

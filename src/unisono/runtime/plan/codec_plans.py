@@ -37,6 +37,7 @@ from unisono.runtime.plan.plans import (
     native_program,
     verified,
 )
+from unisono.runtime.plan.predict import CostModel
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import Contract, Ints
 from unisono.schedule.counts import sends_per_chunk
@@ -58,6 +59,7 @@ def coded_plan(
     *,
     window: int,
     hosts: tuple[int, ...] = (),
+    model: CostModel | None = None,
 ) -> tuple[_native.Plan, list[int]]:
     """The plan of one rank for a call with a codec, and the ranks that it sends to.
 
@@ -72,7 +74,7 @@ def coded_plan(
             "the inputs, but with a codec they depend on its blocks; leave out one"
         )
     with ONE_AT_A_TIME:  # of ranks that are threads only one verifies a schedule
-        kind = coded_kind(call, reduction, how, coding, at.n, hosts, spec)
+        kind = coded_kind(call, reduction, how, coding, at.n, hosts, spec, model)
         return make_coded_plan(kind, at.n, at.rank, window, hosts)
 
 
@@ -84,6 +86,7 @@ def coded_kind(
     n: int,
     hosts: tuple[int, ...],
     spec: Callable[[str], Spec] = read,
+    model: CostModel | None = None,
 ) -> CallKind:
     """What the ranks must agree on, with an algorithm whose error is small enough."""
     choice = choose_coded(
@@ -91,6 +94,7 @@ def coded_kind(
         itemsize=call.dtype.itemsize,
         named=how.algorithm,
         hosts=hosts,
+        model=model,
     )
     by = spec(choice.algorithm)
     refuse_large_error(

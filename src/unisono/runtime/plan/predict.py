@@ -1,48 +1,69 @@
 """The predicted time of a schedule between hosts, by a simple cost model.
 
 A step takes as long as the slower of two concurrent parts. The network: a start-up
-time, a time for every message that the busiest rank has in flight, and the bytes of the
-busiest host. The ranks: a start-up time, and the bytes that the busiest rank reads. To
-both are added the bytes that the busiest rank reduces. Steps follow each other.
-Encoding and decoding is work of the ranks, concurrent with the network.
+time, less where steps do not wait for each other, as those of a pipeline; a time for
+every message that the busiest rank has in flight; and the bytes of the busiest host.
+The ranks: a start-up time, and the bytes that the busiest rank reads. To both are added
+the bytes that the busiest rank reduces. Steps follow each other. Encoding and decoding
+is work of the ranks, concurrent with the network.
 
-The parameters are those of ordinary machines on a good network, not measured: they only
-have to rank algorithms. All ranks must get the same result, so whole chunks are
-counted, and the order of floating-point operations is fixed.
+The parameters are those of ordinary machines on a good network, unless the links were
+probed (`fitted`): then those of the network are what was measured, and each host has a
+rate of its own. All ranks must get the same result, so whole chunks are counted, and
+the order of floating-point operations is fixed.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from statistics import median
 
 import numpy as np
 
 from unisono.algorithms import Spec, schedule
-from unisono.schedule.traffic import Traffic, traffic
+from unisono.schedule.traffic import Floats, Traffic, traffic
 
 
 @dataclass(frozen=True)
 class CostModel:
     """Times in seconds, and seconds per byte.
 
-    A rank can receive from `ports` others at once without loss. Each further sender
-    makes every byte slower by `crowding`. `encoded` and `decoded` are seconds per
-    element.
+    Where two ranks send to each other in a step, every byte is slower by `mutual`, and
+    otherwise by `sharing` where a rank has several peers. A rank can receive from
+    `ports` others at once without loss; each further sender makes every byte slower by
+    `crowding`.
+    `encoded` and `decoded` are seconds per element. `leaving` and `entering` are the
+    seconds per byte of each host's link, if they were probed; without them every link
+    has `byte`.
     """
 
     start: float = 25e-6
     message: float = 15e-6
     byte: float = 1e-9
     ports: int = 8
+    sharing: float = 0.1
     crowding: float = 0.02
+    mutual: float = 0.2
     start_inside: float = 2e-6
     byte_inside: float = 1e-10
     added_byte: float = 1e-10
     encoded: float = 6e-10
     decoded: float = 3e-10
+    leaving: tuple[float, ...] = ()
+    entering: tuple[float, ...] = ()
+
+    def of(self, hosts: Sequence[int]) -> CostModel:
+        """The model of some of the hosts, by their numbers, in this order."""
+        if not self.leaving:
+            return self
+        ends = (
+            tuple(rates[h] for h in hosts) for rates in (self.leaving, self.entering)
+        )
+        leaving, entering = ends
+        return replace(self, leaving=leaving, entering=entering)
 
 
 MODEL = CostModel()
@@ -66,10 +87,15 @@ class StepCost:
 
 
 def predicted(
-    collective: str, algorithm: str, segments: int, hosts: tuple[int, ...], nbytes: int
+    collective: str,
+    algorithm: str,
+    segments: int,
+    hosts: tuple[int, ...],
+    nbytes: int,
+    model: CostModel = MODEL,
 ) -> float:
     """The predicted seconds of a call whose schedule is split into segments."""
-    costs = step_costs(collective, algorithm, segments, hosts)
+    costs = step_costs(collective, algorithm, segments, hosts, model)
     # Not sum, whose rounding differs between versions of Python.
     return math.fsum(cost.at(nbytes) for cost in costs)
 
@@ -106,7 +132,7 @@ def step_costs(
 ) -> tuple[StepCost, ...]:
     """The cost of every step, for any size."""
     whole = _traffic(collective, algorithm, hosts)
-    return _costs(whole.split(segments), model)
+    return _costs(whole.split(segments), model, segments)
 
 
 @lru_cache(maxsize=256)
@@ -114,26 +140,135 @@ def _traffic(collective: str, algorithm: str | Spec, hosts: tuple[int, ...]) -> 
     return traffic(schedule(collective, algorithm, len(hosts)), hosts)
 
 
-def _costs(counted: Traffic, model: CostModel) -> tuple[StepCost, ...]:
+def _costs(counted: Traffic, model: CostModel, segments: int) -> tuple[StepCost, ...]:
     busiest = (
         rows.max(axis=1).tolist()
         for rows in (
-            np.maximum(counted.leaves, counted.enters),
+            _seconds_across(counted, model),
             counted.taken,
             counted.added,
             counted.peers,
+            counted.mutual,
         )
     )
+    crossed = int(np.count_nonzero(counted.peers.max(axis=1)))
+    start = model.start * min(1.0, counted.depth / max(1, crossed))
     found = []
-    for crossing, taken, added, peers in zip(*busiest, strict=True):
+    for crossing, taken, added, peers, mutual in zip(*busiest, strict=True):
         slowdown = 1 + model.crowding * max(0, peers - model.ports)
+        if mutual:
+            slowdown += model.mutual
+        elif peers > segments:
+            slowdown += model.sharing
         adding = model.added_byte * (added / counted.unit)
         found.append(
             StepCost(
-                (model.start + model.message * peers) if peers else 0.0,
-                model.byte * slowdown * (crossing / counted.unit) + adding,
+                (start + model.message * peers) if peers else 0.0,
+                slowdown * (crossing / counted.unit) + adding,
                 model.start_inside,
                 model.byte_inside * (taken / counted.unit) + adding,
             )
         )
     return tuple(found)
+
+
+def _seconds_across(counted: Traffic, model: CostModel) -> Floats:
+    """Of each step and host, the seconds on its link if each chunk had one byte."""
+    leaving, entering = (
+        np.asarray(rates) if rates else np.full(counted.leaves.shape[1], model.byte)
+        for rates in (model.leaving, model.entering)
+    )
+    found: Floats = np.maximum(counted.leaves * leaving, counted.enters * entering)
+    return found
+
+
+def small_calls(n: int) -> tuple[str, str]:
+    """Algorithms of an all_gather of few bytes: in several steps, and in one."""
+    return ("ring" if n <= 8 else "circulant"), "direct"
+
+
+ALIKE = 1.3
+"""Rates that differ by less are taken for equal: no probe is more exact."""
+
+
+def fitted(
+    hosts: tuple[int, ...],
+    pairs: Mapping[tuple[int, int], float],
+    seconds: Sequence[float],
+    model: CostModel = MODEL,
+) -> CostModel:
+    """The model with the constants of a network, from a probe of its links.
+
+    `pairs` are the seconds per byte from host to host; a host's link is as fast as the
+    fastest of its pairs. `seconds` are the times of `small_calls`.
+    """
+    num_hosts = max(hosts) + 1
+    ends: list[tuple[float, ...]] = []
+    for end in (0, 1):
+        best = [
+            min((t for pair, t in pairs.items() if pair[end] == host), default=0.0)
+            for host in range(num_hosts)
+        ]
+        ends.append(_alike([rate or model.byte for rate in best]))
+    start, message = _per_step(hosts, seconds, model)
+    leaving, entering = ends
+    return replace(
+        model,
+        start=start,
+        message=message,
+        byte=max(*leaving, *entering),
+        leaving=leaving,
+        entering=entering,
+    )
+
+
+def all_alike(num_hosts: int, byte: float, model: CostModel = MODEL) -> CostModel:
+    """The model with links that all take `byte` seconds per byte."""
+    rates = (byte,) * num_hosts
+    return replace(model, byte=byte, leaving=rates, entering=rates)
+
+
+def _alike(rates: Sequence[float]) -> tuple[float, ...]:
+    """Rates of which similar ones are made equal."""
+    found: dict[float, float] = {}
+    group: list[float] = []
+    for rate in [*sorted(rates), math.inf]:
+        if group and rate > ALIKE * group[0]:
+            found |= dict.fromkeys(group, median(group))
+            group = []
+        group.append(rate)
+    return tuple(found[rate] for rate in rates)
+
+
+def _per_step(
+    hosts: tuple[int, ...], seconds: Sequence[float], model: CostModel
+) -> tuple[float, float]:
+    """What a step costs, and each message of it, from the times of `small_calls`."""
+    steps, messages = zip(
+        *(
+            _counted_messages("all_gather", name, hosts)
+            for name in small_calls(len(hosts))
+        ),
+        strict=True,
+    )
+    share = model.message / (model.start + model.message)
+    each = seconds[0] / (steps[0] - steps[0] * share + messages[0] * share)
+    start, message = (1 - share) * each, share * each
+    determinant = steps[0] * messages[1] - steps[1] * messages[0]
+    if determinant:
+        start = (seconds[0] * messages[1] - seconds[1] * messages[0]) / determinant
+        message = (steps[0] * seconds[1] - steps[1] * seconds[0]) / determinant
+    least = LEAST_SHARE * each
+    return max(start, least), max(message, least)
+
+
+LEAST_SHARE = 0.1
+"""Of a step with one message, both parts cost at least so much."""
+
+
+def _counted_messages(
+    collective: str, algorithm: str, hosts: tuple[int, ...]
+) -> tuple[int, int]:
+    """How many messages wait for each other, and all of the busiest rank."""
+    counted = _traffic(collective, algorithm, hosts)
+    return counted.depth, int(counted.peers.max(axis=1).sum())

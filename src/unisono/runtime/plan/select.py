@@ -5,8 +5,8 @@ host of each rank. So all ranks always choose the same.
 
 - On one host every rank can read every other's memory, and the fewest passes over
   memory win: small calls in one step, large ones with a part for each rank.
-- Where every rank has a host of its own, the candidates below are compared by the times
-  that `predict.py` predicts.
+- Where every rank has a host of its own, the candidates are compared by the times that
+  `predict.py` predicts, with the links as they were probed when the ranks met.
 - Where hosts have several ranks, so are hierarchical ones, made for the placement: data
   crosses the network once, and large calls are cut into segments, so that communication
   within hosts overlaps with the network.
@@ -29,7 +29,7 @@ from functools import lru_cache
 from unisono.algorithms import schedule as make_schedule
 from unisono.algorithms.choices import chosen_from, on_two_levels, spelled
 from unisono.errors import BadArgument, NotOffered, UnsupportedWorld
-from unisono.runtime.plan.predict import predicted, step_costs
+from unisono.runtime.plan.predict import MODEL, CostModel, predicted, step_costs
 from unisono.runtime.plan.tuned import Tuned, TunedRow
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.placement import numbered
@@ -80,12 +80,14 @@ def choose(
     hosts: Sequence[int] | None = None,
     tuned: Tuned | None = None,
     itemsize: int = 0,
+    model: CostModel | None = None,
 ) -> AlgorithmChoice:
     """The algorithm for a call of `nbytes` (of one rank's whole buffer).
 
     `hosts` is the host of every rank, in rank order; None for one host. `tuned` is the
     table that the ranks have agreed on, if any; for reductions its rows depend on
-    `itemsize`, the bytes of an element.
+    `itemsize`, the bytes of an element. `model` is that of the links between hosts,
+    if they were probed.
     """
     if hosts is not None and len(hosts) != n:
         raise BadArgument(f"hosts: expected one for each of {n} ranks, got {hosts}")
@@ -104,7 +106,7 @@ def choose(
         return AlgorithmChoice(
             found, "reproducible: one pass in rank order, on any hosts"
         )
-    return _across_hosts(collective, nbytes, numbered(hosts))
+    return _across_hosts(collective, nbytes, numbered(hosts), model or MODEL)
 
 
 def by_variable(collective: str) -> AlgorithmChoice | None:
@@ -152,17 +154,22 @@ def _on_one_host(collective: str, nbytes: int, n: int) -> AlgorithmChoice:
 
 @lru_cache(maxsize=1024)
 def _across_hosts(
-    collective: str, nbytes: int, hosts: tuple[int, ...]
+    collective: str, nbytes: int, hosts: tuple[int, ...], model: CostModel
 ) -> AlgorithmChoice:
-    return _quickest(collective, nbytes, hosts, list(chosen_from(collective, hosts)))
+    candidates = list(chosen_from(collective, hosts))
+    return _quickest(collective, nbytes, hosts, candidates, model)
 
 
 @lru_cache(maxsize=1024)
 def quickest(
-    collective: str, nbytes: int, hosts: tuple[int, ...], by: tuple[str, ...]
+    collective: str,
+    nbytes: int,
+    hosts: tuple[int, ...],
+    by: tuple[str, ...],
+    model: CostModel = MODEL,
 ) -> AlgorithmChoice:
     """The fastest hierarchical algorithm, by these algorithms inside and across."""
-    return _quickest(collective, nbytes, hosts, list(on_two_levels(hosts, by)))
+    return _quickest(collective, nbytes, hosts, list(on_two_levels(hosts, by)), model)
 
 
 def _quickest(
@@ -170,13 +177,14 @@ def _quickest(
     nbytes: int,
     hosts: tuple[int, ...],
     candidates: Sequence[tuple[str, int]],
+    model: CostModel,
 ) -> AlgorithmChoice:
     """The fastest candidate, as predicted; of similar ones that with fewest steps."""
-    times = {c: predicted(collective, *c, hosts, nbytes) for c in candidates}
+    times = {c: predicted(collective, *c, hosts, nbytes, model) for c in candidates}
     limit = (1 + SIMILAR) * min(times.values())
     chosen = min(
         (c for c in candidates if times[c] <= limit),
-        key=lambda c: len(step_costs(collective, *c, hosts)),
+        key=lambda c: len(step_costs(collective, *c, hosts, model)),
     )
     others = [c for c in candidates if c[0] != chosen[0]] or [
         c for c in candidates if c != chosen

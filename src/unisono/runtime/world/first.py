@@ -16,7 +16,7 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.core import Core
 from unisono.runtime.observe import monitor, tracing
 from unisono.runtime.plan.plans import SINGLE_COPY
-from unisono.runtime.world import clocks, tuned_agreement
+from unisono.runtime.world import clocks, links, tuned_agreement
 from unisono.transports.session import Session
 
 RENDEZVOUS_TIMEOUT_S = 60.0
@@ -67,11 +67,13 @@ def first_communicator(
 def _agree(
     comm: Communicator, native: _native.Comm, rendezvous_timeout_s: float
 ) -> None:
-    """Agree on what must be equal on all ranks: memory access and tuned table."""
+    """Agree on what must be equal on all ranks: memory access, table, and links."""
     session = comm.core.session
+    probes = False
     if len(set(session.hosts)) > 1 and session.leave is not None:
         ends = time.monotonic() + rendezvous_timeout_s
-        session.reaches, session.note, traced = _agree_on_options(comm, native, ends)
+        agreed = _agree_on_options(comm, native, ends)
+        session.reaches, session.note, traced, probes = agreed
         if traced:
             clocks.compare_clocks(comm)
     elif session.leave is not None:  # rendezvous was over TCP, but on one host
@@ -79,15 +81,17 @@ def _agree(
         session.note = int(comm.broadcast(there, timeout_s=rendezvous_timeout_s)[0])
     if session.note:
         session.tuned = tuned_agreement.agree(comm, rendezvous_timeout_s)
+    if probes:
+        session.links = links.probed(comm, rendezvous_timeout_s)
 
 
 def _agree_on_options(
     comm: Communicator, native: _native.Comm, deadline: float
-) -> tuple[bool, int, bool]:
+) -> tuple[bool, int, bool, bool]:
     """Whether on every host the ranks can read each other's memory, by all_reduce.
 
-    By the same call, whether rank 0 has a tuned table, and whether all ranks record a
-    trace, for which they compare their clocks.
+    By the same call, whether rank 0 has a tuned table, whether all ranks record a
+    trace, for which they compare their clocks, and whether they probe the links.
     """
     found = _UNTRIED
     while found == _UNTRIED and time.monotonic() < deadline:
@@ -97,9 +101,9 @@ def _agree_on_options(
     none = not comm.core.session.note
     left = max(1.0, deadline - time.monotonic())
     traces = bool(os.environ.get(tracing.TRACE))
-    votes = np.array([reaches, none, traces], np.int32)
+    votes = np.array([reaches, none, traces, links.wanted()], np.int32)
     agreed = comm.all_reduce(votes, op="min", timeout_s=left)
-    return bool(agreed[0]), int(not agreed[1]), bool(agreed[2])
+    return bool(agreed[0]), int(not agreed[1]), bool(agreed[2]), bool(agreed[3])
 
 
 def open_sessions() -> list[Session]:
