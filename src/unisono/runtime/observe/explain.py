@@ -88,6 +88,8 @@ def explain(
         lines.append(f"  buffers    {_reaching(core)}")
     if core.hosts_if_several:
         lines.append(f"  hosts      {_crossing(core, programs.programs)}")
+        if core.session.lanes:
+            lines.append(f"  lanes      {core.session.lanes}")
     lines += _of_choice(choice)
     lines.append(f"  measured   {_measured(core, collective, x, choice)}")
     return "\n".join(lines)
