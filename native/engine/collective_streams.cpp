@@ -195,7 +195,7 @@ Io Collective::receive_frame(const Movement &m, Reception &r) {
     r.operands[r.arrived] = into;
   }
   r.made = static_cast<std::byte *>(const_cast<void *>(r.operands[0]));
-  if (m.sources > 1) {
+  if (m.sources > 1 && some > 0) { // a barrier has nothing to add
     r.made = home != nullptr ? home + r.at : r.scratch;
     plan_->kernel(r.made, r.operands, m.sources, some / plan_->itemsize,
                   m.action.completes ? plan_->divisor : 1);
