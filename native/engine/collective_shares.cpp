@@ -32,11 +32,14 @@ public:
   void prepare(const Movement &m, std::size_t first, std::size_t stride) {
     movement_.emplace(m);
     stride_ = stride;
-    scratch_.resize(frame_bytes * (m.sources + 1) + line_size);
+    if (const std::size_t room = frame_bytes * (m.sources + 1) + line_size; room_ < room) {
+      scratch_ = std::make_unique_for_overwrite<std::byte[]>(room);
+      room_ = room;
+    }
     operands_.resize(m.sources);
     lanes_.clear();
-    const auto at = reinterpret_cast<std::uintptr_t>(scratch_.data());
-    r_ = {first, 0, scratch_.data() + (line_size - at % line_size) % line_size,
+    const auto at = reinterpret_cast<std::uintptr_t>(scratch_.get());
+    r_ = {first, 0, scratch_.get() + (line_size - at % line_size) % line_size,
           operands_.data(), nullptr, false};
     result_ = Io::blocked;
     frames_.store(0, std::memory_order_relaxed);
@@ -85,7 +88,8 @@ private:
   Collective &of_;
   std::optional<Movement> movement_;
   std::size_t stride_ = 0; // bytes from the beginning of a frame to that of the next
-  std::vector<std::byte> scratch_;
+  std::unique_ptr<std::byte[]> scratch_;
+  std::size_t room_ = 0; // bytes of it
   std::vector<const void *> operands_;
   std::vector<std::size_t> lanes_;
   Reception r_{};

@@ -68,11 +68,14 @@ void Comm::close() {
   channels_.close();
   layout_.block(rank_).closed.store(1, std::memory_order_release);
   wake_sleepers(layout_, size());
-  std::scoped_lock lock(transferring_, mutex_);
   const Failure left{FailureKind::closed, std::uint32_t(rank_), std::uint32_t(rank_), 0};
-  if (!queue_.empty()) {
+  if (queued_.load(std::memory_order_acquire) != 0) {
     abort(left);
     recall_queue();
+  }
+  std::scoped_lock lock(transferring_, mutex_);
+  if (!queue_.empty()) {
+    abort(left);
     zero_copy_.wait_for_writers();
   }
   const auto end = [&](auto &tasks) {
@@ -101,8 +104,11 @@ void Comm::recall_queue() {
       ::sched_yield();
       continue;
     }
-    for (auto &op : queue_)
-      op->recall();
+    {
+      std::lock_guard lock(mutex_);
+      for (auto &op : queue_)
+        op->recall();
+    }
     release();
     return;
   }
