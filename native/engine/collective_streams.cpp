@@ -10,6 +10,7 @@
 
 #include "engine/collective.hpp"
 #include "engine/comm.hpp"
+#include "net/io_threads.hpp"
 #include "support/failpoint.hpp"
 
 namespace unisono {
@@ -256,8 +257,11 @@ bool Collective::poll_fds(std::vector<pollfd> &into) const {
     else
       poll_own_shares(c, into);
   }
-  if (receiving_ > 0 || sends_in_shares()) // the threads that have them cannot end a poll
+  if (receiving_ > 0 || sends_in_shares()) {
+    if (!into.empty()) // otherwise it sleeps on its futex
+      into.push_back(threads_->await_end());
     return false;
+  }
   if (awaited_sender_ == no_rank)
     return phase_ == Phase::exit && !into.empty();
   comm_.receive_stream(awaited_sender_).poll_fds(into);

@@ -20,12 +20,29 @@ constexpr std::int64_t longest_spin = 50'000;
 // Tries of blocked jobs before the thread polls: a short wait is cheaper without.
 constexpr unsigned most_tries = 20;
 
+int made_event() {
+  const int made = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (made < 0)
+    fail("a descriptor that wakes a thread");
+  return made;
+}
+
+void signal(int event) {
+  const std::uint64_t one = 1;
+  (void)!::write(event, &one, sizeof one);
+}
+
+void drain(int event) {
+  std::uint64_t count;
+  (void)!::read(event, &count, sizeof count);
+}
+
 } // namespace
 
 IoThreads::IoThreads(std::size_t count, std::size_t least_bytes)
-    : least_bytes_(least_bytes) {
+    : least_bytes_(least_bytes), end_fd_(made_event()) {
   for (std::size_t i = 0; i < count; ++i)
-    workers_.push_back(std::make_unique<Worker>());
+    workers_.push_back(std::make_unique<Worker>(*this));
 }
 
 IoThreads::~IoThreads() {
@@ -34,6 +51,8 @@ IoThreads::~IoThreads() {
     worker->stop = true;
     worker->wake();
   }
+  workers_.clear(); // when their threads have ended
+  ::close(end_fd_);
 }
 
 void IoThreads::post(IoJob &job, std::size_t thread, std::atomic<std::uint32_t> &asleep) {
@@ -70,10 +89,13 @@ void IoThreads::pass() {
     const std::lock_guard lock(worker->mutex);
 }
 
-IoThreads::Worker::Worker() : wake_fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (wake_fd < 0)
-    fail("a descriptor that wakes a thread");
+pollfd IoThreads::await_end() {
+  drain(end_fd_);
+  polled_.store(true, std::memory_order_seq_cst);
+  return {end_fd_, POLLIN, 0};
 }
+
+IoThreads::Worker::Worker(IoThreads &pool) : of(pool), wake_fd(made_event()) {}
 
 IoThreads::Worker::~Worker() {
   thread.join();
@@ -85,8 +107,7 @@ void IoThreads::Worker::wake() {
   news.fetch_add(1, std::memory_order_release);
   if (!std::exchange(asleep, false))
     return;
-  const std::uint64_t one = 1;
-  (void)!::write(wake_fd, &one, sizeof one);
+  signal(wake_fd);
 }
 
 // Under the mutex, which tells `pass` when the futex is no longer used. The job is its
@@ -99,6 +120,8 @@ void IoThreads::Worker::drop(std::size_t at) {
   // As in Comm::wake_waiters: a sleep that begins just now is short.
   if (owner.exchange(0, std::memory_order_seq_cst) != 0)
     futex_wake(owner);
+  if (of.polled_.exchange(false, std::memory_order_seq_cst))
+    signal(of.end_fd_);
 }
 
 void IoThreads::Worker::run() {
@@ -159,8 +182,7 @@ bool IoThreads::Worker::sleep_until_ready(std::uint32_t seen) {
     const std::lock_guard lock(mutex);
     asleep = false;
   }
-  std::uint64_t count;
-  (void)!::read(wake_fd, &count, sizeof count);
+  drain(wake_fd);
   return true;
 }
 

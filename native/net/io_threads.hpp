@@ -66,18 +66,23 @@ public:
   void post(IoJob &job, std::size_t thread, std::atomic<std::uint32_t> &asleep);
   // Takes a job back if it is posted; waits for the end of the current step.
   void recall(IoJob &job);
+  // A descriptor that polls readable when a job ends after this call, for an owner that polls
+  // sockets as well. Of several owners that poll at once one may miss it: their sleeps are
+  // short.
+  pollfd await_end();
   // Returns when no thread uses the futex of a job that is no longer posted.
   void pass();
 
 private:
   struct Worker {
-    Worker();
+    explicit Worker(IoThreads &of);
     ~Worker();
     void run();
     bool sleep_until_ready(std::uint32_t seen);
     void wake();
     void drop(std::size_t at);
 
+    IoThreads &of;
     std::mutex mutex;              // guards `arriving`, `asleep` and `stop`
     std::vector<IoJob *> arriving; // posted, and not seen by the thread
     bool asleep = false;           // the thread polls, and `wake_fd` ends that
@@ -94,6 +99,10 @@ private:
 
   Origin origin_;
   const std::size_t least_bytes_;
+  // Owners set `polled_` before they poll `end_fd_`; a thread that ends a job clears it and
+  // makes the descriptor readable. Nothing else is ordered by it.
+  std::atomic<bool> polled_ = false;
+  int end_fd_;
   std::vector<std::unique_ptr<Worker>> workers_;
 };
 
