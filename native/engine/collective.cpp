@@ -122,6 +122,7 @@ void Collective::begin() {
   cursors_.assign(program_->outgoing.size(), {});
   receiving_ = 0;
   mismatch_since_ = 0;
+  alone_ = false;
   if (!program_->outgoing.empty() || !program_->incoming.empty())
     received_.assign(comm_.size(), 0);
   at_ = arrived_ = 0;

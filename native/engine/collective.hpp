@@ -186,6 +186,7 @@ private:
   // Kept for later actions; the first `receiving_` are in use.
   std::vector<std::unique_ptr<ReceiveShare>> receive_shares_;
   std::size_t receiving_ = 0;
+  bool alone_ = false; // after a recall no share is posted any more in this call
   std::int64_t mismatch_since_ = 0; // when a share met a frame of another call
   std::vector<std::vector<std::unique_ptr<SendShare>>> send_shares_; // like cursors_
   std::vector<float> slice_;         // of a sum that is to be encoded, and of an operand

@@ -149,6 +149,7 @@ Collective::Collective(Comm &comm)
 Collective::~Collective() { Collective::recall(); }
 
 void Collective::recall() {
+  alone_ = true;
   for (auto &share : receive_shares_)
     threads_->recall(*share);
   for (auto &shares : send_shares_)
@@ -232,7 +233,7 @@ bool Collective::post_receive_shares(const Movement &m) {
     share.use_lanes(std::move(own));
   }
   receiving_ = count;
-  for (std::size_t i = 0; i < count; ++i)
+  for (std::size_t i = 0; i < count && !alone_; ++i)
     threads_->post(*receive_shares_[i], i % threads_->receivers(),
                    comm_.layout().block(comm_.rank()).asleep);
   return true;
@@ -318,7 +319,7 @@ void Collective::post_send_shares(std::size_t c, const Part &message) {
   stream.skip(frames);
   cursors_[c].shares = count;
   const std::size_t senders = threads_->count() - threads_->receivers();
-  for (std::size_t i = 1; i < count; ++i)
+  for (std::size_t i = 1; i < count && !alone_; ++i)
     threads_->post(*shares[i], threads_->receivers() + (i - 1) % senders,
                    comm_.layout().block(comm_.rank()).asleep);
 }
