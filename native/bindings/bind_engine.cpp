@@ -22,6 +22,7 @@
 #include "bindings/wire_holder.hpp"
 #include "engine/progress.hpp"
 #include "memory/shared_pages.hpp"
+#include "net/io_threads.hpp"
 #include "net/lifeline.hpp"
 
 namespace nb = nanobind;
@@ -38,7 +39,7 @@ struct PeerTableHolder {
 
 Engine engine_on(std::shared_ptr<HostPeers> host_peers) {
   return {std::move(host_peers), std::make_shared<Recorder>(), make_fork_safe<Progress>(),
-          nullptr};
+          nullptr, nullptr};
 }
 
 // Lets records and traces know of all calls that have ended.
@@ -234,6 +235,14 @@ void bind_engine(nb::module_ &m) {
       .def("forked", [](Engine &e) { return e.host_peers->forked(); })
       .def("connect_lifeline", &live, nb::arg("wires"), nb::arg("outgoing"),
            nb::arg("incoming"), nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"))
+      .def(
+          "use_io_threads", // by communicators that are made later
+          [](Engine &e, std::size_t count, std::size_t least_bytes) {
+            e.io_threads =
+                count == 0 ? nullptr
+                           : make_fork_safe<IoThreads>(count, std::max<std::size_t>(least_bytes, 1));
+          },
+          nb::arg("count"), nb::arg("least_bytes"))
       .def("silence",
            [](Engine &e) {
              return e.lifeline ? e.lifeline->silence() : std::vector<std::int64_t>{};

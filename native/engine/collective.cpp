@@ -13,9 +13,6 @@
 
 namespace unisono {
 
-Collective::Collective(Comm &comm) : comm_(comm), operands_(comm.size()),
-      addresses_(comm.size()) {}
-
 void Collective::prepare(std::shared_ptr<const Plan> plan, const void *input,
                          void *output) {
   plan_ = std::move(plan);
@@ -96,6 +93,8 @@ Status Collective::run_phases() {
         return Status::blocked;
       }
     }
+    if (sends_in_shares())
+      return Status::blocked;
     end_wait(Moment::exit);
     phase_ = Phase::end;
     failpoint("call.end");
@@ -123,6 +122,9 @@ void Collective::begin() {
     exposed_ = unsigned(plan_->always_exposed);
   program_ = plan_->programs[exposed_].get();
   cursors_.assign(program_->outgoing.size(), {});
+  receiving_ = 0;
+  mismatch_since_ = 0;
+  alone_ = false;
   if (!program_->outgoing.empty() || !program_->incoming.empty())
     received_.assign(comm_.size(), 0);
   at_ = arrived_ = 0;

@@ -16,10 +16,12 @@
 namespace unisono {
 
 class Comm;
+class IoThreads;
 
 class Collective final : public Task {
 public:
   explicit Collective(Comm &comm);
+  ~Collective() override;
   // Prepares it for another call; it holds the plan until the next.
   void prepare(std::shared_ptr<const Plan> plan, const void *input, void *output);
 
@@ -28,6 +30,7 @@ public:
   std::vector<Need> needs() const override;          // collective_wait.cpp
   bool poll_fds(std::vector<pollfd> &into) const override; // collective_streams.cpp
   void release_buffers() override;                         // collective_in_place.cpp
+  void recall() override;                                  // collective_shares.cpp
 
 private:
   enum class Phase { begin, lead, arrive, generations, exit, end };
@@ -58,19 +61,65 @@ private:
   Status map_exposed();
   bool map_buffer(std::size_t rank, bool input);
 
+  struct Movement { // one piece of one chunk
+    const Program::Action &action;
+    std::int64_t first; // element of the chunk
+    std::size_t count, bytes, sources;
+    std::byte *window, *output; // null: not written there
+    bool streams; // the output is written past the caches
+    bool cross_process; // some source is private memory of another process
+    bool delivers;
+  };
+  // How far a thread has received its frames of an action.
+  struct Reception {
+    std::size_t at, arrived; // bytes of the action, and sources of the frame there
+    std::byte *scratch;      // a frame for the result, and one for each source
+    const void **operands;
+    const std::size_t *lanes; // of each source; null: the lanes whose turn it is
+    bool counts; // arrivals are counted at once: only by the thread that advances the call
+    std::byte *made = nullptr; // the result of the frame, when it is complete
+    std::size_t awaited = no_rank;     // whose frame is missing
+    std::size_t unreachable = no_rank; // whose memory could not be accessed
+  };
+  Io receive_frame(const Movement &movement, Reception &reception);
+
   // Messages between hosts: collective_streams.cpp.
   struct Cursor { // how far the messages to one rank have been handed to the stream
     std::int64_t piece = 0;
     std::size_t message = 0, at = 0;
     std::int64_t since = 0; // when this message began to be sent, if traced
+    std::size_t shares = 0; // in which this message is sent now, if it is
+  };
+  struct Part { // of a message that is to be sent: from where, and how many bytes
+    const std::byte *from;
+    std::size_t bytes;
+    FrameId frame_id;
+    const Note *note; // null, except for the first frame of a call
   };
   void send_messages();
-  void send_messages(const Program::Outgoing &outgoing, Cursor &cursor);
+  void send_messages(std::size_t outgoing);
+  void end_message(const Program::Outgoing &outgoing, Cursor &cursor, std::size_t bytes);
   bool receives(const Program::Action &action) const;
   Status receive(const Program::Action &action);
+  void count_arrival(std::size_t rank, bool ends_message);
   Status receive_failed(std::size_t rank, Io why);
   bool has_sent(std::size_t rank, std::uint64_t pieces, std::uint64_t messages) const;
   bool has_stream_traffic(std::size_t rank) const;
+
+  // Messages that several threads transfer: collective_shares.cpp.
+  class ReceiveShare;
+  class SendShare;
+  bool receives_in_shares(const Movement &movement) const;
+  Status receive_in_shares(const Movement &movement);
+  bool post_receive_shares(const Movement &movement);
+  Status end_receive_shares(const Movement &movement);
+  Status receive_share_failed(const ReceiveShare &share);
+  bool read_first_frame(const ReceiveShare &share);
+  bool sends_in_shares() const;
+  bool sends_in_shares(const SendStream &stream, std::size_t bytes) const;
+  void post_send_shares(std::size_t outgoing, const Part &message);
+  bool sent_in_shares(std::size_t outgoing);
+  void poll_own_shares(std::size_t outgoing, std::vector<pollfd> &into) const;
 
   // What a trace records of it: collective_trace.cpp.
   void begin_wait(std::size_t whom);
@@ -85,15 +134,6 @@ private:
 
   // What one action does with bytes: collective_movement.cpp. The result is the rank whose
   // memory could not be accessed, or no_rank.
-  struct Movement { // one piece of one chunk
-    const Program::Action &action;
-    std::int64_t first; // element of the chunk
-    std::size_t count, bytes, sources;
-    std::byte *window, *output; // null: not written there
-    bool streams; // the output is written past the caches
-    bool cross_process; // some source is private memory of another process
-    bool delivers;
-  };
   struct Span { // of a chunk, in elements
     std::int64_t first;
     std::size_t count;
@@ -122,6 +162,7 @@ private:
   std::byte *window_address(std::size_t rank, std::int32_t index, std::int64_t piece);
 
   Comm &comm_;
+  const std::shared_ptr<IoThreads> threads_; // null: there are none
   std::shared_ptr<const Plan> plan_;
   const std::byte *input_ = nullptr;
   std::byte *output_ = nullptr;
@@ -147,6 +188,12 @@ private:
   std::vector<std::uint64_t> received_; // messages from each rank
   std::size_t at_ = 0, arrived_ = 0; // of an action that receives: bytes, and sources
   std::size_t awaited_sender_ = no_rank; // the rank whose message is awaited
+  // Kept for later actions; the first `receiving_` are in use.
+  std::vector<std::unique_ptr<ReceiveShare>> receive_shares_;
+  std::size_t receiving_ = 0;
+  bool alone_ = false; // after a recall no share is posted any more in this call
+  std::int64_t mismatch_since_ = 0; // when a share met a frame of another call
+  std::vector<std::vector<std::unique_ptr<SendShare>>> send_shares_; // like cursors_
   std::vector<float> slice_;         // of a sum that is to be encoded, and of an operand
   std::vector<std::byte> codes_;     // for two pieces, where they are not in the window
   bool traced_ = false; // whether this call is traced

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "engine/progress.hpp"
+#include "net/io_threads.hpp"
 #include "net/lifeline.hpp"
 
 namespace unisono {
@@ -52,7 +53,11 @@ void Comm::make_streams() {
   channels_.make_streams();
 }
 
-Comm::~Comm() { close(); }
+Comm::~Comm() {
+  close();
+  if (engine_.io_threads)
+    engine_.io_threads->pass();
+}
 
 void Comm::close() {
   if (closed_.exchange(true))
@@ -63,8 +68,12 @@ void Comm::close() {
   channels_.close();
   layout_.block(rank_).closed.store(1, std::memory_order_release);
   wake_sleepers(layout_, size());
-  std::scoped_lock lock(transferring_, mutex_);
   const Failure left{FailureKind::closed, std::uint32_t(rank_), std::uint32_t(rank_), 0};
+  if (queued_.load(std::memory_order_acquire) != 0) {
+    abort(left);
+    recall_queue();
+  }
+  std::scoped_lock lock(transferring_, mutex_);
   if (!queue_.empty()) {
     abort(left);
     zero_copy_.wait_for_writers();
@@ -84,6 +93,25 @@ void Comm::close() {
   if (!remote_.empty() && engine_.lifeline)
     announce_closing();
   wake_waiters();
+}
+
+// Another thread may be advancing the queue: it sees that this is closed, and recalls what
+// it has handed out. It could be this very thread, in a signal handler: then it continues
+// after this.
+void Comm::recall_queue() {
+  for (const std::int64_t until = now_ns() + 1'000'000'000; now_ns() < until;) {
+    if (!claim()) {
+      ::sched_yield();
+      continue;
+    }
+    {
+      std::lock_guard lock(mutex_);
+      for (auto &op : queue_)
+        op->recall();
+    }
+    release();
+    return;
+  }
 }
 
 void Comm::record(Task &op, const Note &note, std::int64_t now) {
@@ -183,6 +211,7 @@ void Comm::complete(Task &op, Status status) {
   if (failed) {
     if (op.failure.kind == FailureKind::mismatch)
       op.failure = abort(op.failure);
+    op.recall();
     if (op.aborts_comm)
       zero_copy_.wait_for_writers();
     auto *transfer = dynamic_cast<Transfer *>(&op);

@@ -25,6 +25,7 @@
 
 namespace unisono {
 
+class IoThreads;
 class Lifeline;
 class Progress;
 struct Event;
@@ -35,6 +36,7 @@ struct Engine {
   std::shared_ptr<Recorder> recorder;
   std::shared_ptr<Progress> progress;
   std::shared_ptr<Lifeline> lifeline; // to other hosts, if there are any
+  std::shared_ptr<IoThreads> io_threads; // for data between hosts, if there are cores for it
   std::shared_ptr<Trace> trace = std::make_shared<Trace>();
 };
 
@@ -178,6 +180,7 @@ private:
   void trace_call(const Task &op);
   Status step(Task &op);
   void wake_waiters();
+  void recall_queue();
   void make_streams();
   void warn(const Task &op, std::int64_t waited) const;
 

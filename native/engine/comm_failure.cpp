@@ -274,6 +274,8 @@ Status Comm::check_blocked(Task &op) {
     return Status::blocked;
   const bool later =
       op.aborts_comm && std::int32_t(op.failure.seq - std::uint32_t(op.seq)) > 0;
+  if (later)
+    op.recall(); // so that one attempt uses all that has arrived
   return later && step(op) == Status::done ? Status::done : Status::failed;
 }
 

@@ -45,6 +45,7 @@ void Comm::cancel(const std::shared_ptr<Task> &op) {
     std::lock_guard lock(mutex_);
     queued_.fetch_sub(std::uint32_t(std::erase(queue_, op)), std::memory_order_release);
   }
+  op->recall();
   if (op->pending_now()) {
     op->release_buffers();
     op->finish(Task::broken);

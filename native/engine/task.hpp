@@ -49,6 +49,9 @@ public:
   virtual std::vector<Need> needs() const = 0;
   // Whether it may be waiting for a rank on another host.
   virtual bool crosses_hosts() const { return false; }
+  // Takes back what other threads do for it: they no longer use its buffers, and it advances
+  // without them.
+  virtual void recall() {}
   // The sockets it waits for; true if it waits for nothing else.
   virtual bool poll_fds(std::vector<pollfd> &) const { return false; }
   // Called when it has ended, before that is visible.

@@ -24,6 +24,18 @@ bool SendStream::offer(const FrameId &frame_id, const Note *note, const std::byt
   SendLane &lane = lanes_[turn_];
   if (lane.busy)
     return false;
+  fill(lane, frame_id, note, data, bytes, ordinal);
+  next();
+  return true;
+}
+
+void SendStream::offer_on(std::size_t lane, const FrameId &frame_id, const Note *note,
+                          const std::byte *data, std::size_t bytes) {
+  fill(lanes_[lane], frame_id, note, data, bytes, 0);
+}
+
+void SendStream::fill(SendLane &lane, const FrameId &frame_id, const Note *note,
+                      const std::byte *data, std::size_t bytes, std::uint64_t ordinal) {
   lane.head = {};
   lane.head.call = frame_id.call;
   lane.head.fingerprint = frame_id.fingerprint;
@@ -41,8 +53,6 @@ bool SendStream::offer(const FrameId &frame_id, const Note *note, const std::byt
   lane.ordinal = ordinal;
   lane.busy = true;
   lane.seal.seal(lane.head, crc32c(data, bytes, crc32c(&lane.note, lane.note_bytes)));
-  next();
-  return true;
 }
 
 Io SendStream::flush() {
@@ -120,9 +130,16 @@ void SendStream::poll_fds(std::vector<pollfd> &into) const {
 }
 
 Io ReceiveStream::take(const FrameId &frame_id, std::byte *into, std::size_t bytes) {
-  if (!open())
-    return Io::blocked;
-  ReceiveLane &lane = lanes_[turn_];
+  return open() ? counted(take(lanes_[turn_], frame_id, into, bytes)) : Io::blocked;
+}
+
+Io ReceiveStream::take_on(std::size_t lane, const FrameId &frame_id, std::byte *into,
+                          std::size_t bytes) {
+  return take(lanes_[lane], frame_id, into, bytes);
+}
+
+Io ReceiveStream::take(ReceiveLane &lane, const FrameId &frame_id, std::byte *into,
+                       std::size_t bytes) {
   if (!lane.has_header) {
     const Io found = header(lane, frame_bytes);
     if (found != Io::done)
@@ -150,7 +167,27 @@ Io ReceiveStream::take_any(std::byte *into, std::size_t room, std::size_t *bytes
     lane.mismatched = false;
   }
   *bytes = lane.head.length - lane.note_bytes;
-  return payload(lane, into);
+  return counted(payload(lane, into));
+}
+
+// After a frame of the lane whose turn it is, or a part of one.
+Io ReceiveStream::counted(Io result) {
+  if (ReceiveLane &lane = lanes_[turn_]; lane.noted) {
+    note_ = lane.note;
+    lane.noted = false;
+  }
+  if (result == Io::done)
+    next();
+  return result;
+}
+
+// Of several notes the latest call's counts.
+void ReceiveStream::collect_notes() {
+  for (ReceiveLane &lane : lanes_) {
+    if (lane.noted && lane.note.seq >= note_.seq)
+      note_ = lane.note;
+    lane.noted = false;
+  }
 }
 
 Io ReceiveStream::header(ReceiveLane &lane, std::size_t room) {
@@ -184,10 +221,11 @@ Io ReceiveStream::payload(ReceiveLane &lane, std::byte *into) {
       if (found != Io::done)
         return found;
     }
-    auto *to = reinterpret_cast<std::byte *>(&note_) + lane.filled;
+    auto *to = reinterpret_cast<std::byte *>(&lane.note) + lane.filled;
     const std::size_t count = take_buffered(lane, to, lane.note_bytes - lane.filled);
     lane.crc = crc32c(to, count, lane.crc);
     lane.filled += count;
+    lane.noted = lane.filled == lane.note_bytes;
   }
   if (lane.mismatched)
     return Io::mismatch;
@@ -209,7 +247,6 @@ Io ReceiveStream::payload(ReceiveLane &lane, std::byte *into) {
     lane.filled += count;
   }
   lane.has_header = false;
-  next();
   return lane.crc == lane.head.crc ? Io::done : Io::corrupt;
 }
 
@@ -260,8 +297,12 @@ std::size_t ReceiveStream::take_buffered(ReceiveLane &lane, void *into, std::siz
 void ReceiveStream::poll_fds(std::vector<pollfd> &into) {
   if (!open())
     return;
-  const ReceiveLane &lane = lanes_[turn_];
-  lane.wire->await_receive(lane.has_header ? lane.head.length - lane.filled : 1, into);
+  poll_fds(turn_, into);
+}
+
+void ReceiveStream::poll_fds(std::size_t lane, std::vector<pollfd> &into) {
+  const ReceiveLane &of = lanes_[lane];
+  of.wire->await_receive(of.has_header ? of.head.length - of.filled : 1, into);
 }
 
 } // namespace unisono

@@ -7,7 +7,8 @@
 // that is possible without waiting. A frame is accepted if its checksum is right.
 //
 // Lanes are attached by other threads than those that transfer data, which use none before
-// all are attached.
+// all are attached. Lanes are independent: several threads may use one each, by its number
+// (the functions that take a lane), while the owner of the stream uses none of these.
 
 #pragma once
 
@@ -74,6 +75,14 @@ public:
     return true;
   }
   bool open() const { return open_.load(std::memory_order_acquire); }
+  // Once it is open: the number of lanes, and the lane of the frame after `frames` others.
+  std::size_t num_lanes() const { return lanes_.size(); }
+  std::size_t lane_after(std::size_t frames) const {
+    return (turn_ + frames) % lanes_.size();
+  }
+  // So many frames have been transferred by the lanes themselves.
+  void skip(std::size_t frames) { turn_ = lane_after(frames); }
+  void turn_to(std::size_t lane) { turn_ = lane; }
 
 protected:
   void next() { turn_ = turn_ + 1 == lanes_.size() ? 0 : turn_ + 1; }
@@ -103,6 +112,8 @@ struct ReceiveLane : LaneEnd { // a lane, and the frame that it receives
   bool has_header = false; // `head` is complete and valid
   bool mismatched = false; // but of another call than expected
   FrameHeader head{};
+  Note note{};
+  bool noted = false; // `note` is complete, and the stream does not have it
   std::size_t note_bytes = 0, filled = 0;
   std::uint32_t crc = 0;
 };
@@ -115,6 +126,15 @@ public:
              std::size_t bytes, std::uint64_t ordinal);
   // Sends what can be sent; lost when the connection has ended.
   Io flush();
+  // The same for one lane, which must be free for `offer_on`. The caller counts the frames
+  // (`skip`).
+  void offer_on(std::size_t lane, const FrameId &frame_id, const Note *note,
+                const std::byte *data, std::size_t bytes);
+  bool busy(std::size_t lane) const { return lanes_[lane].busy; }
+  Io flush(std::size_t lane) { return flush(lanes_[lane]); }
+  void poll_fds(std::size_t lane, std::vector<pollfd> &into) const {
+    lanes_[lane].wire->await_send(into);
+  }
   bool idle() const;
   // The lowest ordinal of a frame that is not sent in full, or `next` if all are.
   std::uint64_t first_unsent(std::uint64_t next) const;
@@ -127,6 +147,8 @@ public:
 
 private:
   bool send_control(std::uint16_t flag, std::uint64_t word);
+  static void fill(SendLane &lane, const FrameId &frame_id, const Note *note,
+                   const std::byte *data, std::size_t bytes, std::uint64_t ordinal);
   static Io flush(SendLane &lane);
 };
 
@@ -135,6 +157,11 @@ public:
   // Receives what has arrived of the next frame into `into`; done when it is complete and
   // valid. Until then it is called again with the same arguments.
   Io take(const FrameId &frame_id, std::byte *into, std::size_t bytes);
+  // The same for the next frame of one lane. The caller counts the frames (`skip`), and
+  // calls `collect_notes` when no other thread uses a lane.
+  Io take_on(std::size_t lane, const FrameId &frame_id, std::byte *into, std::size_t bytes);
+  void poll_fds(std::size_t lane, std::vector<pollfd> &into);
+  void collect_notes();
   // The same for a frame of unknown size, up to `room` bytes.
   Io take_any(std::byte *into, std::size_t room, std::size_t *bytes);
   // The last call that the other side has described.
@@ -144,8 +171,11 @@ public:
   void poll_fds(std::vector<pollfd> &into);
 
 private:
-  Io header(ReceiveLane &lane, std::size_t room);
-  Io payload(ReceiveLane &lane, std::byte *into);
+  Io counted(Io result);
+  static Io take(ReceiveLane &lane, const FrameId &frame_id, std::byte *into,
+                 std::size_t bytes);
+  static Io header(ReceiveLane &lane, std::size_t room);
+  static Io payload(ReceiveLane &lane, std::byte *into);
   static Io read_more(ReceiveLane &lane);
   static Io read(ReceiveLane &lane, std::byte *into, std::size_t bytes, std::size_t *count);
   static std::size_t take_buffered(ReceiveLane &lane, void *into, std::size_t bytes);

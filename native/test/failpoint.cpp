@@ -81,7 +81,8 @@ std::vector<std::string> failpoint_names() {
           "arrive.posted", "arrive.seen",      "action.begin", "action.done",
           "deliver",       "generation.done",  "exit.wait",    "call.end",
           "send.header",   "send.part",        "recv.part",    "message.offered",
-          "stream.send",   "stream.receive",   "reach.write"};
+          "stream.send",   "stream.receive",   "reach.write",
+          "io.step"};
 }
 
 std::vector<std::string> device_names() { return {"device.move"}; }

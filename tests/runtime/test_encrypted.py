@@ -187,7 +187,7 @@ def test_processes_that_encrypt_compute_the_same():
 
 @pytest.mark.sweep
 def test_several_lanes_are_all_encrypted():
-    env = ENCRYPTED | {"UNISONO_TCP_LANES": "3"}
+    env = ENCRYPTED | {"UNISONO_LANES": "3"}
     by = [("all_reduce", "ring"), ("all_to_all", "direct"), ("broadcast", "chain")]
     result = world_across([1, 1], env=env).run(conform, *by)
     check(result[0][0], [results for _, results in result])

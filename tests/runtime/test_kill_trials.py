@@ -114,6 +114,11 @@ ACROSS = {
         Trial(2, 0, "star", SMALL, hit=9, hosts=(1, 1)),
         Trial(5, 4, "all_reduce", PIECES, hit=8, hosts=(2, 1, 2), close_on_error=True),
     ],
+    "io.step": [
+        Trial(2, 1, "all_reduce", PIECES, hit=9, hosts=(1, 1), io_threads=3),
+        Trial(3, 0, "all_gather", PIECES, hit=5, hosts=(1, 1, 1), io_threads=1),
+        Trial(4, 2, "all_to_all", SMALL, hit=3, hosts=(2, 2), io_threads=2),
+    ],
     "call.begin": [Trial(3, 0, "split", SMALL, hit=3, hosts=(2, 1))],
     "lead.done": [Trial(3, 2, "all_reduce", SMALL, hit=2, hosts=(1, 2))],
     "arrive.seen": [Trial(4, 3, "barrier", hit=5, hosts=(2, 2))],
@@ -192,6 +197,7 @@ def test_survivors_on_other_hosts_name_a_rank_killed_at_any_time(server):
 STOPPED = [
     Trial(3, 2, "all_reduce", PIECES, hosts=(1, 2)),
     Trial(3, 2, "barrier", failpoint="arrive.posted", hit=5),
+    Trial(2, 1, "all_reduce", PIECES, hosts=(1, 1), io_threads=3),
     Trial(3, 1, "all_reduce", PIECES, failpoint="deliver"),
     Trial(2, 1, "all_reduce", SMALL),
     Trial(4, 0, "all_reduce", SMALL, hosts=(2, 1, 1)),

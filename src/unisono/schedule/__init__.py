@@ -13,6 +13,7 @@ cost          rounds, bytes, reductions, and the lower bounds
 placement     which rank is on which host
 traffic       what leaves and enters each host
 dependencies  which transfers must wait for which
+notices       a barrier with one notice from rank to rank
 files         JSON and npz
 """
 

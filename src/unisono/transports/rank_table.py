@@ -61,6 +61,11 @@ class RankTable:
         host = self.entries[self.rank if rank is None else rank].identity
         return [e.rank for e in self.entries if e.identity == host]
 
+    def sharing_machine(self) -> int:
+        """How many ranks run on this rank's machine, on emulated hosts or not."""
+        boots = [e.identity.rsplit("/", 4)[1] for e in self.entries]
+        return boots.count(boots[self.rank])
+
     def close(self) -> None:
         """Close the listener and the lifelines."""
         self.listener.close()
@@ -69,7 +74,10 @@ class RankTable:
 
 
 def host_identity() -> str:
-    """Equal in two processes only if they can share memory and see each other."""
+    """Equal in two processes only if they can share memory and see each other.
+
+    Of its five parts the second is the boot, which is the same for a whole machine.
+    """
     parts = [os.environ.get(HOST_ID, ""), shm.host_identity(), str(os.getuid())]
     for space in ("pid", "net"):
         try:

@@ -143,7 +143,8 @@ class Session:
     `cores` is how many the ranks of this host share. `hosts` are the numbers of the
     ranks' hosts, and `streams` the streams to other hosts, if there are any. `reaches`:
     the ranks of every host can read each other's own memory. `leave` closes what else
-    the transport has opened, and `why` says how hosts are connected. Across hosts
+    the transport has opened; `why` says how hosts are connected, and `lanes` by how
+    many connections and threads. Across hosts
     `listener` is where this rank accepts connections. `note` is 1 if rank 0 has
     a tuned table: on one host all ranks know it from the rendezvous, across hosts rank
     0 alone, until the first communicator is made. `tuned` is the table that all ranks
@@ -162,6 +163,7 @@ class Session:
     reaches: bool = False
     leave: Callable[[], None] | None = None
     why: str = ""
+    lanes: str = ""
     listener: Listener | None = None
     note: int = 0
     tuned: Any = None

@@ -21,11 +21,11 @@ from unisono import _native
 from unisono.errors import Corrupted
 from unisono.transports import tls
 from unisono.transports.handshake import KEY_SIZE
+from unisono.transports.lanes import MOST_LANES
 
 if TYPE_CHECKING:
     from unisono._native import Comm, Wire
 
-MOST_LANES = 64
 MOST_WAITING = 1024
 """Streams of one rank that are kept here for communicators which are not here yet."""
 _MOST_GONE = 1 << 16
@@ -244,7 +244,9 @@ StreamPair = Callable[[], tuple[StreamEnd, StreamEnd]]
 """Makes the two connected ends of a stream between threads of one process."""
 
 
-def streams_between_threads(n: int, pair: StreamPair) -> list[Streams]:
+def streams_between_threads(
+    n: int, pair: StreamPair, *, lanes: int = 1
+) -> list[Streams]:
     """The streams of n ranks that are threads on emulated hosts."""
     made: list[Streams] = []
 
@@ -258,7 +260,7 @@ def streams_between_threads(n: int, pair: StreamPair) -> list[Streams]:
 
         return open_stream
 
-    made += [Streams(opener(rank)) for rank in range(n)]
+    made += [Streams(opener(rank), lanes=lanes) for rank in range(n)]
     return made
 
 

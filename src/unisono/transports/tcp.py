@@ -13,7 +13,6 @@ makes the wires of its streams from the authenticated connections (`Tcp.wire`).
 
 from __future__ import annotations
 
-import os
 import socket
 import struct
 from collections.abc import Callable
@@ -21,19 +20,17 @@ from contextlib import suppress
 
 from unisono import _native
 from unisono._native import Engine, Wire
-from unisono.errors import BadArgument
 from unisono.transports import shm
 from unisono.transports.connect import Connection
 from unisono.transports.handshake import Purpose
 from unisono.transports.interface import Capabilities, ConnectOptions, Transport
+from unisono.transports.lanes import Lanes, choose_lanes, number
 from unisono.transports.rank_table import RankTable
 from unisono.transports.rendezvous_hosts import rendezvous
 from unisono.transports.session import WINDOW, Session
-from unisono.transports.streams import MOST_LANES, StreamEnd, StreamLabel, Streams
+from unisono.transports.streams import StreamEnd, StreamLabel, Streams
 from unisono.transports.tls import check
 
-LANES = "UNISONO_TCP_LANES"
-"""How many sockets carry one stream."""
 LIMIT = "UNISONO_SILENCE_S"
 """After so many seconds without a heartbeat a rank of another host counts as dead."""
 
@@ -59,8 +56,8 @@ class Tcp(Transport):
         """Find the other ranks of the job, on this host and on others."""
         if options.tls:
             check(options.secret)
-        lanes = _number(LANES, 1, most=MOST_LANES)
-        limit_s = _number(LIMIT, 10, most=3600)
+        limit_s = number(LIMIT, 10, most=3600)
+        choose_lanes(1, 1)  # wrong variables are reported before anything is opened
         table = rendezvous(
             options.rank,
             options.world_size,
@@ -77,7 +74,10 @@ class Tcp(Transport):
             lost=options.lost,
         )
         try:
+            here = table.entries[table.rank].cores, table.sharing_machine()
+            lanes = choose_lanes(*here)
             engine = _engine(table, options, limit_s)
+            engine.use_io_threads(lanes.io_threads, lanes.least_bytes)
             return self._session(table, engine, options, lanes, limit_s)
         except BaseException:
             table.close()
@@ -92,7 +92,7 @@ class Tcp(Transport):
         table: RankTable,
         engine: Engine,
         options: ConnectOptions,
-        lanes: int,
+        lanes: Lanes,
         limit_s: float,
     ) -> Session:
         listener = table.listener
@@ -104,7 +104,7 @@ class Tcp(Transport):
             _tune_socket(made.socket, limit_s)
             return StreamEnd(self.wire(made), made.send_key)
 
-        streams = Streams(open_stream, lanes=lanes, epoch=options.epoch)
+        streams = Streams(open_stream, lanes=lanes.lanes, epoch=options.epoch)
 
         def arrived(made: Connection) -> None:
             _tune_socket(made.socket, limit_s)
@@ -128,6 +128,7 @@ class Tcp(Transport):
             streams=streams,
             leave=leave,
             why=table.why,
+            lanes=str(lanes),
             listener=listener,
             note=int(options.rank == 0 and options.tuned),
         )
@@ -205,12 +206,3 @@ def _label(purpose: Purpose) -> StreamLabel:
         max(1, purpose.stream >> 16),
         purpose.kind == _MESSAGES,
     )
-
-
-def _number(variable: str, usual: int, *, most: int) -> int:
-    value = os.environ.get(variable, "")
-    if not value:
-        return usual
-    if not value.isdecimal() or not 1 <= int(value) <= most:
-        raise BadArgument(f"{variable}={value}: expected a number from 1 to {most}")
-    return int(value)

@@ -16,6 +16,7 @@ from typing import NoReturn
 from unisono import _native, cuda_queues
 from unisono.errors import ConnectFailed
 from unisono.transports.interface import Capabilities, ConnectOptions, Transport
+from unisono.transports.lanes import choose_lanes
 from unisono.transports.session import (
     WINDOW,
     Peer,
@@ -78,9 +79,13 @@ def sessions(
     local_pair = encrypted_pair if encrypted else socket_pair
     streams: list[Streams | None] = [None] * n
     if apart:
-        streams = [*streams_between_threads(n, pair or local_pair)]
+        lanes = choose_lanes(1, n)  # of the environment alone
+        made = streams_between_threads(n, pair or local_pair, lanes=lanes.lanes)
+        streams = [*made]
     engines = [_native.Engine.between_threads(hub, r) for r in range(n)]
     if apart:
+        for engine in engines:
+            engine.use_io_threads(lanes.io_threads, lanes.least_bytes)
         _start_lifelines(engines, local_pair)
     return [
         Session(
@@ -92,6 +97,7 @@ def sessions(
             hosts=hosts,
             streams=streams[r],
             reaches=apart,
+            lanes=str(lanes) if apart else "",
         )
         for r in range(n)
     ]

@@ -82,6 +82,9 @@ def run_rank(
             os.environ["UNISONO_HOST_ID"] = f"host{trial.host_of_rank[rank]}"
             os.environ["UNISONO_ADDRESS"] = rendezvous.address
             os.environ["UNISONO_SECRET"] = rendezvous.secret
+        if trial.io_threads:
+            os.environ["UNISONO_IO_THREADS"] = str(trial.io_threads)
+            os.environ |= {"UNISONO_LANES": "2", "UNISONO_IO_LEAST": "1"}
         os.dup2(pipes.stderr, 2)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)

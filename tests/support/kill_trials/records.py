@@ -18,6 +18,8 @@ class Trial(msgspec.Struct, frozen=True):
     `hosts` are the numbers of ranks on each of several emulated hosts: shared memory
     within a host, TCP over loopback between hosts. Without it all ranks are on one.
 
+    With `io_threads` every rank has so many, and two lanes, for messages of any size.
+
     With the action "delay" no rank is lost: all ranks run `rounds` rounds, and sleep
     briefly at failpoints that `seed` draws, so that they get out of step.
     """
@@ -29,6 +31,7 @@ class Trial(msgspec.Struct, frozen=True):
     algorithm: str | None = None
     shared: bool = False
     hosts: tuple[int, ...] = ()
+    io_threads: int = 0
     failpoint: str = ""
     hit: int = 1
     failpoint_timeout_s: float = 0.25

@@ -49,6 +49,7 @@ __all__ = [
 
 _MESSAGES = ("send.header", "send.part", "recv.part")
 _STREAMS = ("message.offered", "stream.send", "stream.receive")
+_IO_THREADS = ("io.step",)
 _SEGMENTS = ("segment.make", "segment.announce")
 _ZERO_COPY_FROM = 32 << 10
 """From this many bytes on, peers read shared-memory buffers without a copy."""
@@ -59,7 +60,7 @@ def failpoints_of(trial: Trial) -> list[str]:
     across = list(_STREAMS) if trial.hosts else []
     if trial.program == "star":
         return [*_MESSAGES, *_SEGMENTS, *across[1:]]
-    others = _MESSAGES + _SEGMENTS + _STREAMS
+    others = _MESSAGES + _SEGMENTS + _STREAMS + _IO_THREADS
     found = [f for f in _native.failpoint_names() if f not in others] + across
     if trial.program in ("mixed", "split"):
         found += _SEGMENTS

@@ -33,6 +33,7 @@ from unisono.schedule.coding import Scope
 from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Holders, Ints
 from unisono.schedule.counts import sends_per_chunk
 from unisono.schedule.lower import lower
+from unisono.schedule.notices import joined_notices
 from unisono.schedule.program import Lowered, Program
 
 CODES: dict[str, int] = {
@@ -53,6 +54,8 @@ ZERO_COPY_PIECE = 1 << 20
 """Bytes of a chunk that are processed at a time where no window is used."""
 STREAMS_FROM = 4 << 20
 """From this many bytes on, outputs are written with non-temporal stores."""
+_MANY_RANKS = 64
+"""From this many ranks on, a barrier on one host is made of joined notices, too."""
 MOST_ACTIONS = _native.MOST_ACTIONS
 """The native core can count this many actions of a program."""
 
@@ -194,8 +197,11 @@ def _lowered(
     hosts: tuple[int, ...],
     coded: Scope | None,
 ) -> Lowered:
+    schedule = verified(collective, algorithm, n, root)
+    if collective == BARRIER.name and (hosts or n >= _MANY_RANKS):
+        schedule = joined_notices(schedule)
     made = lower(
-        verified(collective, algorithm, n, root),
+        schedule,
         input_shared=bool(exposed & 1),
         output_shared=bool(exposed & 2),
         hosts=hosts,
