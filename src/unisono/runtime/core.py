@@ -39,6 +39,7 @@ from unisono.runtime.observe.failures import FailureCode, describe_call, late_hi
 from unisono.runtime.plan.codec_plans import coded_plan
 from unisono.runtime.plan.plans import CODES, CallKind, lowered, make_plan
 from unisono.runtime.plan.select import choose
+from unisono.schedule.placement import numbered
 from unisono.transports.session import Known, Peer, Session
 
 LATE_S = 5.0
@@ -83,9 +84,7 @@ class Core:
         self.world_ranks = tuple(ranks)
         self.agreed = agreed
         self.splits = 0
-        numbers: dict[int, int] = {}
-        places = [session.hosts[r] for r in ranks]
-        self.hosts = tuple(numbers.setdefault(h, len(numbers)) for h in places)
+        self.hosts = numbered([session.hosts[r] for r in ranks])
         self.hosts_if_several = self.hosts if any(self.hosts) else ()
         self.plans: dict[object, _native.Plan] = {}
         # Keys of plans that are not cached.
@@ -96,8 +95,7 @@ class Core:
         self.registered = RegisteredArrays(session)
         self._on_close = on_close
         self.closed = False
-        # Only a world's first communicator has one.
-        self.membership: ResizableWorld | None = None
+        self.membership: ResizableWorld | None = None  # only of a world's first one
         self.rank = self.world_ranks.index(session.rank)
         self.world_size = len(self.world_ranks)
         self.name = name

@@ -144,13 +144,12 @@ class Session:
     ranks' hosts, and `streams` the streams to other hosts, if there are any. `reaches`:
     the ranks of every host can read each other's own memory. `leave` closes what else
     the transport has opened; `why` says how hosts are connected, and `lanes` by how
-    many connections and threads. Across hosts
-    `listener` is where this rank accepts connections. `note` is 1 if rank 0 has
-    a tuned table: on one host all ranks know it from the rendezvous, across hosts rank
-    0 alone, until the first communicator is made. `tuned` is the table that all ranks
-    have agreed on since, and `links` the model of the links between hosts, if they were
-    probed. `apart` are the ranks of this host that are in another pid
-    namespace than rank 0.
+    many connections and threads. Across hosts `listener` is where this rank accepts
+    connections. `note` is 1 if rank 0 has a tuned table: on one host all ranks know it
+    from the rendezvous, across hosts rank 0 alone, until the first communicator is
+    made. `tuned` is the table that all ranks have agreed on since, and `links` the
+    model of the links between hosts, if they were probed. `apart` are the ranks of this
+    host that are in another pid namespace than rank 0.
     """
 
     engine: Engine
