@@ -28,7 +28,7 @@ test: ready
 	@$(MAKE) --no-print-directory -j2 check quick
 
 quick: $(VENV)/.test
-	@$(BIN)/python -m pytest -n 2 --durations=5
+	@$(BIN)/python -m pytest -n 3 --durations=5
 
 # What is exhaustive: the tests with the marker `sweep`, and those of Hypothesis with all
 # their examples.
