@@ -472,5 +472,7 @@ def test_ranks_of_one_host_connect(run, script):
 def test_ranks_of_several_hosts_connect(run, script):
     address = ["--address", f"127.0.0.1:{free_port()}"]
     code, out, err = run("--hosts", "a:2,b:1", *address, script(COLLECTIVE))
-    assert (code, err) == (0, "")
+    # On a busy machine ranks say that they wait.
+    assert code == 0, err
+    assert all("waits for rank 0" in line for line in err.splitlines()), err
     assert sorted(out.splitlines()) == [f"[{r}] 6.0 3" for r in range(3)]

@@ -175,11 +175,49 @@ def late(comm, gone_on):
     return done, x.numpy()[0], y.numpy()[0]
 
 
-def test_host_does_not_wait_for_other_ranks():
+def test_host_does_not_wait_for_other_ranks(monkeypatch):
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
     with world(2, hosts=(0, 1)) as w:
         first, second = w.run(late, threading.Event())
     assert first == (False, 2, 4)
     assert second[1:] == (2, 4)
+
+
+def becomes_idle(stream):
+    """Whether a stream ends what it has, though another rank does nothing."""
+    until = time.monotonic() + 10
+    while emulated.query(stream) != 0 and time.monotonic() < until:
+        time.sleep(0.001)
+    return emulated.query(stream) == 0
+
+
+def alone_at_first(comm, seen):
+    """Rank 1 makes its calls when rank 0 has seen how its streams are."""
+    emulated.initialize()
+    stream = _native.CudaStream(0)
+    x, y = to_device(np.ones(COUNT)), to_device(np.full(COUNT, 2.0))
+    comm.all_reduce(x, stream=stream)  # connects
+    emulated.synchronize(stream.handle)
+    comm.barrier()
+    if comm.rank == 1:
+        assert seen.wait(30)
+    work = comm.all_reduce(y, async_op=True, stream=stream)
+    streams = stream.handle, comm.core.device.made.own_stream()
+    idle = [becomes_idle(handle) for handle in streams]
+    seen.set()
+    work.wait()
+    comm.all_reduce(x, stream=stream)
+    comm.synchronize(30)
+    return idle, x.numpy()[0], y.numpy()[0], work.done()
+
+
+def test_no_stream_waits_for_ranks_if_kernels_are_loaded_lazily(monkeypatch):
+    """Who launches a new kernel then waits for all streams, and the thread for him."""
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
+    with world(2, hosts=(0, 1)) as w:
+        found = w.run(alone_at_first, threading.Event())
+    assert found[0][0] == [True, True]
+    assert [rank[1:] for rank in found] == [(4, 4, True)] * 2
 
 
 def on_streams(comm):

@@ -1,5 +1,7 @@
 """torch's calls on CUDA tensors of ranks on several hosts, by the emulated driver."""
 
+import os
+
 import fake_cuda
 import pytest
 import torch
@@ -41,10 +43,15 @@ def test_views_messages_and_coalesced_calls(across, function):
     across((1, 1), function)
 
 
+def eagerly_in_flight(rank, asynchronous):
+    os.environ["CUDA_MODULE_LOADING"] = "EAGER"
+    in_flight(rank, asynchronous)
+
+
 @pytest.mark.quick(asynchronous=[True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_host_is_not_blocked_by_ranks_of_other_hosts(across, asynchronous):
-    across((1, 1), in_flight, asynchronous)
+    across((1, 1), eagerly_in_flight, asynchronous)
 
 
 def through_the_device(_, bucket):

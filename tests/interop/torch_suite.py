@@ -30,6 +30,10 @@ from unittest import mock
 
 OURS = "unisono"
 LIMIT_S = 180
+SUITE = "TORCH_SUITE"
+"""Of processes that serve: the ranks and the device of the suite."""
+SERVED = ("cuda",)
+"""Devices that a process cannot use which was forked from one that has."""
 # What only a real GPU can do, with whatever backend.
 NEED_A_GPU = re.compile(
     "SyncBatchNorm|sync_bn_logged|stop_iteration_sync_bn|apply_optim_in_backward"
@@ -91,19 +95,12 @@ def suite(n, device=None):
 
 
 def _leave_to_ranks(torch, n):
-    """This process does not ask CUDA what there is: forked ranks could not use it."""
+    """Who imports the tests does not ask CUDA what there is: forks could not use it."""
     here = os.getpid()
-    begin = torch.cuda._lazy_init
-
-    def only_in_ranks():
-        if os.getpid() == here:
-            raise RuntimeError("the process that forks the ranks must not use CUDA")
-        begin()
 
     def or_in_rank(function, value):
         return lambda *args: value if os.getpid() == here else function(*args)
 
-    torch.cuda._lazy_init = only_in_ranks
     torch.cuda.is_available = lambda: True
     torch.cuda.device_count = torch._C._cuda_getDeviceCount = lambda: n
     newest = SimpleNamespace(major=9, minor=0, gcnArchName="", total_memory=1 << 37)
@@ -157,10 +154,13 @@ def _test_case(module, n, device):
         def setUp(self):
             super().setUp()
             module.INIT_METHOD = os.environ["INIT_METHOD"]
-            self._start_processes(torch.multiprocessing.get_context("fork").Process)
+            served = device in SERVED
+            fork = torch.multiprocessing.get_context("fork").Process
+            self._start_processes(served_process if served else fork)
 
         @classmethod
         def _run(cls, rank, *args, **options):
+            module.INIT_METHOD = os.environ["INIT_METHOD"]
             if device:
                 one_as_all(torch.device(device), rank, n)
             super()._run(rank, *args, **options)
@@ -169,7 +169,23 @@ def _test_case(module, n, device):
         if device == "cpu" and NEED_A_GPU.search(name):
             skipped = unittest.skip("needs a real GPU")(getattr(TorchSuite, name))
             setattr(TorchSuite, name, skipped)
+    TorchSuite.__module__, TorchSuite.__qualname__ = __name__, "TorchSuite"
     return TorchSuite
+
+
+def served_process(target, name, args, kwargs):
+    """A process that is forked from one that has imported all, and not used CUDA."""
+    from torch import multiprocessing
+
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    about = dict(os.environ), target, args, kwargs
+    return context.Process(target=begin, name=name, args=about)
+
+
+def begin(environment, target, args, kwargs):
+    os.environ.update(environment)
+    target(*args, **kwargs)
 
 
 def one_as_all(device, rank, n):
@@ -292,6 +308,9 @@ def main():
     result = parser.parse_args()
     device = "cuda" if result.on_gpu else "cpu" if result.as_gpu else None
     cases = suite(result.n, device)
+    if device in SERVED:
+        os.environ[SUITE] = f"{result.n} {device}"
+        globals()["TorchSuite"] = cases
     names = unittest.TestLoader().getTestCaseNames(cases)
     wanted = re.compile("|".join(result.only or [""]))
     first, step = map(int, result.share.split("/"))
@@ -315,4 +334,9 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    import torch_suite  # so that other processes find what is in it
+
+    sys.exit(torch_suite.main())
+elif __name__ == "torch_suite" and SUITE in os.environ:
+    _n, _device = os.environ[SUITE].split()
+    TorchSuite = suite(int(_n), _device)

@@ -6,6 +6,12 @@ kernels on its devices, between hosts by the engine of the CPU, through memory o
 host, in pieces (`levels.py`, `pipeline.py`). Behind the last copy a stream sets the
 word. So the caller does not wait, as on one host. A call that fails sets the word, too:
 its output is filled with bytes that are not a number.
+
+To load a kernel CUDA waits for all streams, and lets no thread copy meanwhile. Unless
+it loads all kernels at the start (CUDA_MODULE_LOADING=EAGER), a program that launches a
+new one behind such a stream would keep our thread from setting the word. So then no
+stream waits before the thread has put its last copy on a stream: the caller waits for
+that, in the call or, if it is asynchronous, in `wait()`.
 """
 
 from __future__ import annotations
@@ -39,6 +45,11 @@ _CLOSING_S = 1.0
 """How long calls that have failed may take to end."""
 
 
+def loads_lazily() -> bool:
+    """Whether CUDA loads kernels when they are first launched, as it does if unset."""
+    return os.environ.get("CUDA_MODULE_LOADING", "").upper() != "EAGER"
+
+
 class Job(NamedTuple):
     """A call for the thread; `ready` is behind what its stream has before it."""
 
@@ -62,6 +73,9 @@ class BetweenHosts(NumberedCalls):
         self.levels = Levels(host, ordinal, split)
         self._pipeline = together(host, lambda: Pipeline(host, ordinal))
         self._begun = 0
+        self._issued = 0  # the calls whose last copies are on a stream
+        self._issuing = threading.Condition()
+        self._callers_wait = loads_lazily()
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._error: BaseException | None = None
@@ -163,9 +177,38 @@ class BetweenHosts(NumberedCalls):
                 self.kept.append((number, kept))
             self._start_thread()
             self._jobs.put(Job(number, route, ready, limit))
-            staging.wait_on(stream, number)
+            if not self._callers_wait:
+                staging.wait_on(stream, number)
+        if self._callers_wait and not how.async_op:
+            self.order(stream, number)
         self.release_some()
         return False
+
+    def order(self, stream: int, number: int) -> None:
+        """Let a stream wait for a call, when the thread has no more to do for it."""
+        with self._issuing:
+            self._issuing.wait_for(lambda: self._issued >= number)
+        self._pipeline.staging.wait_on(stream, number)
+
+    def _issue(self, number: int) -> None:
+        with self._issuing:
+            self._issued = max(self._issued, number)
+            self._issuing.notify_all()
+
+    def work(
+        self,
+        collective: str,
+        current: Callable[[], int],
+        result: Any,
+        finish: Callable[[Any], Any] | None = None,
+        *,
+        captured: bool,
+    ) -> DeviceWork:
+        """The handle of the call that was just made."""
+        if not self._callers_wait:
+            return super().work(collective, current, result, finish, captured=captured)
+        event = CallEnd(self, self._begun)
+        return DeviceWork(collective, event, current, self.check, result, finish)
 
     def _ready(self, stream: int, current: int, *, queued: bool) -> _native.CudaEvent:
         """An event behind what a call comes after.
@@ -211,6 +254,8 @@ class BetweenHosts(NumberedCalls):
         except BaseException as error:  # the driver fails
             self._fail(error)
             pipeline.staging.end_now(job.number)
+        finally:
+            self._issue(job.number)
 
     def _end_surely(self, job: Job) -> None:
         """End a call that has failed, even if streams of ours are held up by its own.
@@ -260,7 +305,8 @@ class BetweenHosts(NumberedCalls):
         if host is None or self._closed:
             raise DeviceError("the communicator was closed while a call was in flight")
         if host.native.failure()[0] != FailureCode.NONE:
-            raise host.failure(refused="a call between hosts")
+            # By a rank that knows more, perhaps; the group of all ranks says it.
+            raise GroupFailed("the communicator has failed")
         self.levels.look()
 
     def _fail(self, error: BaseException) -> None:
@@ -285,6 +331,7 @@ class BetweenHosts(NumberedCalls):
         if (host := self._host()) is not None:
             self.levels.fail(host)
         self._pipeline.staging.end_now(self._begun)
+        self._issue(self._begun)
 
     def synchronize(self, timeout_s: float | None) -> None:
         """Wait on the host until all calls have ended; raise if one has failed."""
@@ -308,6 +355,22 @@ class BetweenHosts(NumberedCalls):
         self.levels.close()
         self._pipeline.close()
         self.kept.clear()
+
+
+class CallEnd:
+    """The end of a call, for streams that are to wait for it."""
+
+    def __init__(self, engine: BetweenHosts, number: int) -> None:
+        """Of the call with this number, or one after it."""
+        self._engine, self._number = engine, number
+
+    def order(self, stream: int) -> None:
+        """Let a stream wait for it."""
+        self._engine.order(stream, self._number)
+
+    def query(self) -> bool:
+        """Whether it has ended."""
+        return self._engine.ended() >= self._number
 
 
 _PROCESS: dict[int, bytes] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from unisono import _native
 from unisono.devices.arrays import current_stream, stream_handle, view_of
@@ -30,6 +30,16 @@ def await_device(
         pause = min(2 * pause, _LONGEST_POLL_S)
 
 
+class Reached(Protocol):
+    """A point of a stream."""
+
+    def order(self, stream: int) -> None:
+        """Let another stream wait for it."""
+
+    def query(self) -> bool:
+        """Whether the device has come so far."""
+
+
 class DeviceWork:
     """A call that was started with `async_op=True` on arrays of a device.
 
@@ -41,7 +51,7 @@ class DeviceWork:
     def __init__(
         self,
         call: str,
-        event: _native.CudaEvent,
+        event: Reached,
         current: Callable[[], int],
         check: Callable[[str], None],
         result: Any,
