@@ -32,6 +32,7 @@ PRODUCT = [
     "engine/collective_wait",
     "engine/collective_trace",
     "engine/collective_streams",
+    "engine/collective_shares",
     "memory/zero_copy",
     "memory/cross_memory",
     "engine/comm_failure",
