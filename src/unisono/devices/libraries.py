@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from ctypes import CDLL, c_int
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 Places = tuple[tuple[str, Callable[[], Iterator[str]]], ...]
 """Names of places for errors, and the paths that there are; without a folder, a name
@@ -59,6 +60,18 @@ def search(
         if nothing:
             looked.append(f"{place}: nothing")
     return Search(None, too_old, looked)
+
+
+def function_of(
+    library: CDLL, name: str, arguments: Sequence[Any]
+) -> Callable[..., int]:
+    """A function that returns an int; OSError if the library does not have it."""
+    try:
+        function = getattr(library, name)
+    except AttributeError:
+        raise OSError(f"{library._name} has no {name}") from None
+    function.argtypes, function.restype = arguments, c_int
+    return function  # type: ignore[no-any-return]
 
 
 def loaded(file: re.Pattern[str]) -> Iterator[str]:

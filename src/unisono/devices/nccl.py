@@ -24,6 +24,7 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
 from unisono.devices.libraries import (
     Places,
+    function_of,
     loaded,
     newest_first,
     package_folders,
@@ -131,12 +132,7 @@ class Nccl:
         return function(*arguments)
 
     def _raw(self, name: str) -> Callable[..., int]:
-        try:
-            function = getattr(self._library, name)
-        except AttributeError:
-            raise OSError(f"{self._library._name} has no {name}") from None
-        function.argtypes, function.restype = _FUNCTIONS[name], c_int
-        return function  # type: ignore[no-any-return]
+        return function_of(self._library, name, _FUNCTIONS[name])
 
     def unique_id(self) -> bytes:
         """By which the ranks of a new communicator find each other."""

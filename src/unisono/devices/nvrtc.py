@@ -27,6 +27,7 @@ from typing import NamedTuple
 
 from unisono.devices.libraries import (
     Places,
+    function_of,
     loaded,
     newest_first,
     numbers,
@@ -146,12 +147,7 @@ class Nvrtc:
         )
 
     def _raw(self, name: str) -> Callable[..., int]:
-        try:
-            function = getattr(self._library, name)
-        except AttributeError:
-            raise OSError(f"{self._library._name} has no {name}") from None
-        function.argtypes, function.restype = _FUNCTIONS[name], c_int
-        return function  # type: ignore[no-any-return]
+        return function_of(self._library, name, _FUNCTIONS[name])
 
     def _call(self, name: str, *arguments: object) -> None:
         code = self._raw(name)(*arguments)

@@ -21,14 +21,14 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from uuid import uuid4
 
 from unisono import _native
 from unisono.devices.arrays import DeviceView
 from unisono.errors import CollectiveTimeout, DeviceError, UnisonoError, UsageError
 from unisono.runtime.call.arguments import Call
-from unisono.runtime.call.options import CallKey, CallOptions, Options
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.device.explain_hosts import explain_between_hosts
 from unisono.runtime.device.host_half import HostHalf, gather_bytes, together
@@ -37,7 +37,7 @@ from unisono.runtime.device.pipeline import Pipeline, Wire, await_event, await_w
 from unisono.runtime.device.routes import Route
 from unisono.runtime.device.stream_engine import NumberedCalls, held_bytes
 from unisono.runtime.device.watchdog import Watchdog
-from unisono.runtime.device.work import DeviceWork, await_device
+from unisono.runtime.device.work import Reached, await_device
 from unisono.runtime.observe.failures import FailureCode
 from unisono.schedule.collective import Collective
 
@@ -99,22 +99,6 @@ class BetweenHosts(NumberedCalls):
     def calls(self) -> BetweenHosts:
         """Those in flight."""
         return self
-
-    def run(
-        self,
-        call: Call,
-        reduction: Reduction,
-        how: CallOptions,
-        key: CallKey | None = None,
-    ) -> Any:
-        """Start a call."""
-        return super().run(call, reduction, how)
-
-    def start(
-        self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
-    ) -> int | DeviceWork:
-        """No call is found by its arguments."""
-        return 0
 
     def explain(
         self,
@@ -195,20 +179,11 @@ class BetweenHosts(NumberedCalls):
             self._issued = max(self._issued, number)
             self._issuing.notify_all()
 
-    def work(
-        self,
-        collective: str,
-        current: Callable[[], int],
-        result: Any,
-        finish: Callable[[Any], Any] | None = None,
-        *,
-        captured: bool,
-    ) -> DeviceWork:
-        """The handle of the call that was just made."""
-        if not self._callers_wait:
-            return super().work(collective, current, result, finish, captured=captured)
-        event = CallEnd(self, self._begun)
-        return DeviceWork(collective, event, current, self.check, result, finish)
+    def end_of_call(self) -> Reached:
+        """That of the call that was just made."""
+        return (
+            CallEnd(self, self._begun) if self._callers_wait else super().end_of_call()
+        )
 
     def _ready(self, stream: int, current: int, *, queued: bool) -> _native.CudaEvent:
         """An event behind what a call comes after.

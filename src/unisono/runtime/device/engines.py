@@ -18,7 +18,7 @@ from unisono.devices.arrays import DeviceView
 from unisono.devices.found import ENGINE as VARIABLE
 from unisono.errors import BadArgument, DeviceError, UnsupportedWorld, UsageError
 from unisono.runtime.call.arguments import Call
-from unisono.runtime.call.options import CallKey, CallOptions, Options
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.call.work import DeviceCalls
 from unisono.runtime.device.between_hosts import BetweenHosts
@@ -26,7 +26,6 @@ from unisono.runtime.device.host_half import HostHalf, gather_bytes, gather_text
 from unisono.runtime.device.kernel_engine import KernelEngine
 from unisono.runtime.device.levels import Split
 from unisono.runtime.device.nccl_engine import NcclEngine
-from unisono.runtime.device.work import DeviceWork
 from unisono.schedule.collective import Collective
 
 UNISONO, NCCL = NAMES = ("unisono", "nccl")
@@ -45,19 +44,8 @@ class Engine(Protocol):
     def kept(self) -> deque[Any]:
         """The arrays of calls in flight."""
 
-    def run(
-        self,
-        call: Call,
-        reduction: Reduction,
-        how: CallOptions,
-        key: CallKey | None = None,
-    ) -> Any:
-        """Start a call; by its key, if it has one, `start` may find the next."""
-
-    def start(
-        self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
-    ) -> int | DeviceWork:
-        """Start a call like one that was made before: 1 or its Work, 0 if none was."""
+    def run(self, call: Call, reduction: Reduction, how: CallOptions) -> Any:
+        """Start a call."""
 
     def explain(
         self,

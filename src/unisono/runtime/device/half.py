@@ -17,6 +17,7 @@ from unisono.runtime.device.engines import Engine
 from unisono.runtime.device.explain import explain_nccl, explain_on_device
 from unisono.runtime.device.explain_hosts import explain_between_hosts
 from unisono.runtime.device.host_half import HostHalf
+from unisono.runtime.device.kernel_engine import KernelEngine
 from unisono.runtime.device.levels import Split
 from unisono.runtime.device.quick import NAMES
 from unisono.runtime.device.work import DeviceWork
@@ -69,16 +70,19 @@ class DeviceHalf:
                 )
                 host.in_flight.device = self.made.calls
                 host.in_flight.device_arrays = self.made.kept
-            return self.made.run(call, reduction, how, key)
+            result = self.made.run(call, reduction, how)
         except _native.CudaError as why:
             raise _driver_failed(call.collective, why) from why
+        if key is not None and isinstance(self.made, KernelEngine):
+            self.made.remember(call, reduction, how, key)
+        return result
 
     def start(
         self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
     ) -> int | DeviceWork:
         """Start a call like one that was made before: 1 or its Work, 0 if none was."""
-        if self.made is None:
-            return 0
+        if not isinstance(self.made, KernelEngine):
+            return 0  # no other engine finds calls by their arguments
         try:
             return self.made.start(kind, x, out, op, root, how)
         except _native.CudaError as why:

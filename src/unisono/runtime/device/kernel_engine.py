@@ -37,18 +37,15 @@ class KernelEngine:
         """The arrays of calls in flight."""
         return self.plane.kept
 
-    def run(
-        self,
-        call: Call,
-        reduction: Reduction,
-        how: CallOptions,
-        key: CallKey | None = None,
-    ) -> Any:
-        """Start a call; by its key, if it has one, `start` finds the next like it."""
-        result = self.plane.run(call, reduction, how)
-        if key is not None:
-            self._quick.remember(call, reduction, how, key)
-        return result
+    def run(self, call: Call, reduction: Reduction, how: CallOptions) -> Any:
+        """Start a call."""
+        return self.plane.run(call, reduction, how)
+
+    def remember(
+        self, call: Call, reduction: Reduction, how: CallOptions, key: CallKey
+    ) -> None:
+        """By its key `start` finds the next call like this one."""
+        self._quick.remember(call, reduction, how, key)
 
     def start(
         self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options

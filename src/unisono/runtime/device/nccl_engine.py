@@ -31,7 +31,7 @@ from unisono.errors import (
     UnsupportedWorld,
 )
 from unisono.runtime.call.arguments import Call
-from unisono.runtime.call.options import CallKey, CallOptions, Options
+from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.call.timeouts import nanoseconds
 from unisono.runtime.device.announcements import Announcements
@@ -41,7 +41,7 @@ from unisono.runtime.device.kernel_engine import KernelEngine
 from unisono.runtime.device.nccl_calls import functions, lacks
 from unisono.runtime.device.nccl_comm import Interrupted, Late, NcclComm
 from unisono.runtime.device.stream_engine import StreamEngine
-from unisono.runtime.device.work import DeviceWork, await_device
+from unisono.runtime.device.work import await_device
 from unisono.runtime.observe.failures import FailureCode
 from unisono.schedule.collective import REDUCING, Collective
 
@@ -148,7 +148,6 @@ class NcclEngine(StreamEngine):
         call: Call,
         reduction: Reduction,
         how: CallOptions,
-        key: CallKey | None = None,
     ) -> Any:
         """Start a call, by NCCL or by unisono's own kernel if NCCL cannot."""
         if call.collective in REDUCING:
@@ -156,12 +155,6 @@ class NcclEngine(StreamEngine):
         if why := lacks(call.collective, call.dtype, reduction.op, how):
             return self._by_kernel(call, reduction, how, why)
         return super().run(call, reduction, how)
-
-    def start(
-        self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
-    ) -> int | DeviceWork:
-        """No call is found by its arguments."""
-        return 0
 
     def _by_kernel(
         self, call: Call, reduction: Reduction, how: CallOptions, why: str

@@ -23,7 +23,7 @@ from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.device.host_half import HostHalf
-from unisono.runtime.device.work import DeviceWork
+from unisono.runtime.device.work import DeviceWork, Reached
 from unisono.runtime.observe.failures import describe_on_device
 
 LEGACY_DEFAULT = (0, 1)
@@ -109,11 +109,14 @@ class StreamEngine(ABC):
         captured: bool,
     ) -> DeviceWork:
         """The handle of the call that was just started on the engine's own stream."""
-        event = _native.CudaEvent(self.ordinal, self.own_stream())
-        check = self.check
+        event, check = self.end_of_call(), self.check
         return DeviceWork(
             collective, event, current, check, result, finish, captured=captured
         )
+
+    def end_of_call(self) -> Reached:
+        """That of the call that was just started on the engine's own stream."""
+        return _native.CudaEvent(self.ordinal, self.own_stream())
 
     def own_stream(self) -> int:
         """The stream of calls that run beside that of their caller."""
