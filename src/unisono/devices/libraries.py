@@ -7,11 +7,14 @@ it is first used, from the first place that has one that is new enough.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import CDLL, c_int
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from unisono.errors import DeviceError
 
 Places = tuple[tuple[str, Callable[[], Iterator[str]]], ...]
 """Names of places for errors, and the paths that there are; without a folder, a name
@@ -60,6 +63,36 @@ def search(
         if nothing:
             looked.append(f"{place}: nothing")
     return Search(None, too_old, looked)
+
+
+def find_library(
+    variable: str,
+    places: Places,
+    open_library: Callable[[str], Library],
+    oldest: tuple[int, ...],
+    *,
+    unusable: Callable[[str, OSError], DeviceError],
+    too_old: Callable[[Library], DeviceError],
+    missing: Callable[[list[str]], DeviceError],
+) -> Library:
+    """The library that an environment variable names, or the first that places have.
+
+    The errors say what is wrong with the one that is named, or the best that was found.
+    """
+    if path := os.environ.get(variable, ""):
+        try:
+            named = open_library(path)
+        except OSError as why:
+            raise unusable(path, why) from None
+        if named.version < oldest:
+            raise too_old(named)
+        return named
+    found, older, looked = search(places, open_library, oldest)
+    if found is not None:
+        return found
+    if older is not None:
+        raise too_old(older)
+    raise missing([f"{variable}: not set", *looked])
 
 
 def function_of(

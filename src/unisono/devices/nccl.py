@@ -17,18 +17,17 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import os
 import re
 from collections.abc import Callable, Iterator
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
 from unisono.devices.libraries import (
     Places,
+    find_library,
     function_of,
     loaded,
     newest_first,
     package_folders,
-    search,
 )
 from unisono.errors import DeviceError, NcclMissing
 
@@ -170,34 +169,31 @@ def settings() -> Settings:
 @functools.cache
 def find() -> Nccl:
     """The first there is; NcclMissing says where it was looked for."""
-    named = os.environ.get(VARIABLE, "")
-    if named:
-        return _named(named)
-    found, too_old, looked = search(_PLACES, Nccl, OLDEST)
-    if found is not None:
-        return found
-    if too_old is not None:
-        raise _too_old(too_old)
-    looked.insert(0, f"{VARIABLE}: not set")
-    raise NcclMissing(
+    return find_library(
+        VARIABLE,
+        _PLACES,
+        Nccl,
+        OLDEST,
+        unusable=_unusable,
+        too_old=_too_old,
+        missing=_missing,
+    )
+
+
+def _missing(looked: list[str]) -> NcclMissing:
+    return NcclMissing(
         f"NCCL was not found; {INSTALL} (or nvidia-nccl-cu12), or name the library: "
         f"{VARIABLE}=/path/to/libnccl.so.2. Looked in: {'; '.join(looked)}",
         looked=looked,
     )
 
 
-def _named(path: str) -> Nccl:
-    try:
-        found = Nccl(path)
-    except OSError as why:
-        raise NcclMissing(
-            f"{VARIABLE}={path} cannot be used: {why}; give the path of a libnccl.so, "
-            f"or unset it and {INSTALL}",
-            looked=[f"{VARIABLE}: {why}"],
-        ) from None
-    if found.version < OLDEST:
-        raise _too_old(found)
-    return found
+def _unusable(path: str, why: OSError) -> NcclMissing:
+    return NcclMissing(
+        f"{VARIABLE}={path} cannot be used: {why}; give the path of a libnccl.so, "
+        f"or unset it and {INSTALL}",
+        looked=[f"{VARIABLE}: {why}"],
+    )
 
 
 def _too_old(found: Nccl) -> NcclMissing:

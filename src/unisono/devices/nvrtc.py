@@ -27,12 +27,12 @@ from typing import NamedTuple
 
 from unisono.devices.libraries import (
     Places,
+    find_library,
     function_of,
     loaded,
     newest_first,
     numbers,
     package_folders,
-    search,
 )
 from unisono.errors import CompilationFailed, NvrtcMissing, NvrtcTooOld
 
@@ -168,16 +168,19 @@ def _strings(texts: Iterable[str]) -> ctypes.Array[c_char_p]:
 @functools.cache
 def find() -> Nvrtc:
     """The first there is; NvrtcMissing says where it was looked for."""
-    named = os.environ.get(VARIABLE, "")
-    if named:
-        return _named(named)
-    found, too_old, looked = search(_PLACES, Nvrtc, OLDEST)
-    if found is not None:
-        return found
-    if too_old is not None:
-        raise _too_old(too_old)
-    looked.insert(0, f"{VARIABLE}: not set")
-    raise NvrtcMissing(
+    return find_library(
+        VARIABLE,
+        _PLACES,
+        Nvrtc,
+        OLDEST,
+        unusable=_unusable,
+        too_old=_too_old,
+        missing=_missing,
+    )
+
+
+def _missing(looked: list[str]) -> NvrtcMissing:
+    return NvrtcMissing(
         "kernels for GPUs are compiled by NVRTC, which was not found; "
         f"{INSTALL}, or name the library: {VARIABLE}=/path/to/libnvrtc.so. "
         f"Looked in: {'; '.join(looked)}",
@@ -185,18 +188,12 @@ def find() -> Nvrtc:
     )
 
 
-def _named(path: str) -> Nvrtc:
-    try:
-        found = Nvrtc(path)
-    except OSError as why:
-        raise NvrtcMissing(
-            f"{VARIABLE}={path} cannot be used: {why}; give the path of a libnvrtc.so, "
-            f"or unset it and {INSTALL}",
-            looked=[f"{VARIABLE}: {why}"],
-        ) from None
-    if found.version < OLDEST:
-        raise _too_old(found)
-    return found
+def _unusable(path: str, why: OSError) -> NvrtcMissing:
+    return NvrtcMissing(
+        f"{VARIABLE}={path} cannot be used: {why}; give the path of a libnvrtc.so, "
+        f"or unset it and {INSTALL}",
+        looked=[f"{VARIABLE}: {why}"],
+    )
 
 
 def _too_old(found: Nvrtc) -> NvrtcTooOld:
