@@ -25,7 +25,6 @@ from typing import NamedTuple
 from uuid import uuid4
 
 from unisono import _native
-from unisono.devices.arrays import DeviceView
 from unisono.errors import CollectiveTimeout, DeviceError, UnisonoError, UsageError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
@@ -39,7 +38,7 @@ from unisono.runtime.device.stream_engine import NumberedCalls, held_bytes
 from unisono.runtime.device.watchdog import Watchdog
 from unisono.runtime.device.work import Reached, await_device
 from unisono.runtime.observe.failures import FailureCode
-from unisono.schedule.collective import Collective
+from unisono.runtime.observe.subject import DeviceCall
 
 _CLOSING_S = 1.0
 """How long calls that have failed may take to end."""
@@ -100,19 +99,9 @@ class BetweenHosts(NumberedCalls):
         """Those in flight."""
         return self
 
-    def explain(
-        self,
-        n: int,
-        what: Collective,
-        view: DeviceView,
-        nbytes: int,
-        root: int,
-        op: str,
-        how: CallOptions,
-    ) -> str:
+    def explain(self, call: DeviceCall) -> str:
         """What would run for a call on such an array; nothing is run or made."""
-        hosts, engine = self.host.hosts_if_several, f"unisono: {self._why}"
-        return explain_between_hosts(hosts, what, view, nbytes, how, engine)
+        return explain_between_hosts(call, f"unisono: {self._why}")
 
     def error(self) -> BaseException | None:
         """Why calls have failed, once the communicator has.

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol
 
 from unisono import _native
 from unisono.devices import nccl
-from unisono.devices.arrays import DeviceView
 from unisono.devices.found import ENGINE as VARIABLE
 from unisono.errors import BadArgument, DeviceError, UnsupportedWorld, UsageError
 from unisono.runtime.call.arguments import Call
@@ -26,7 +25,7 @@ from unisono.runtime.device.host_half import HostHalf, gather_bytes, gather_text
 from unisono.runtime.device.kernel_engine import KernelEngine
 from unisono.runtime.device.levels import Split
 from unisono.runtime.device.nccl_engine import NcclEngine
-from unisono.schedule.collective import Collective
+from unisono.runtime.observe.subject import DeviceCall
 
 UNISONO, NCCL = NAMES = ("unisono", "nccl")
 _NAME, _UUID, _VERSION = 16, 16, 4
@@ -47,16 +46,7 @@ class Engine(Protocol):
     def run(self, call: Call, reduction: Reduction, how: CallOptions) -> Any:
         """Start a call."""
 
-    def explain(
-        self,
-        n: int,
-        what: Collective,
-        view: DeviceView,
-        nbytes: int,
-        root: int,
-        op: str,
-        how: CallOptions,
-    ) -> str:
+    def explain(self, call: DeviceCall) -> str:
         """What would run for a call on such an array; nothing is run or made."""
 
     def check(self, what: str) -> None:

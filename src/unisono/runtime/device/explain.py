@@ -7,30 +7,20 @@ from math import prod
 
 from unisono import _native, cuda_queues
 from unisono.devices.arrays import DeviceView
-from unisono.runtime.call.options import CallOptions
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.nccl_calls import lacks
 from unisono.runtime.device.plane import WINDOW, DevicePlane, threads_per_block
+from unisono.runtime.observe.subject import DeviceCall
 from unisono.runtime.plan.plans import lowered, verified
-from unisono.schedule.collective import Collective
 from unisono.units import format_bytes
 
 
-def explain_on_device(
-    plane: DevicePlane | None,
-    n: int,
-    what: Collective,
-    view: DeviceView,
-    nbytes: int,
-    root: int,
-    how: CallOptions,
-    engine: str,
-) -> str:
+def explain_on_device(plane: DevicePlane | None, call: DeviceCall, engine: str) -> str:
     """A few readable lines; nothing is run. `plane` is None before the first call.
 
-    `nbytes` are those of the largest buffer that any rank holds. `engine` says which
-    one it is, and why.
+    `engine` says which one it is, and why.
     """
+    n, _, what, view, nbytes, root, _, how = call
     choice = algorithm_on_device(
         what.name,
         nbytes,
@@ -43,7 +33,7 @@ def explain_on_device(
     places = [lowered(*key, mode).places for mode in range(4)]
     lines = [
         f"{what.name} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
-        _device(view),
+        device_line(view),
         f"  engine     {engine}",
         f"  why        {choice.why}",
         f"  verified   {what.meaning}",
@@ -63,26 +53,15 @@ def explain_on_device(
     return "\n".join(lines)
 
 
-def explain_nccl(
-    plane: DevicePlane | None,
-    engine: str,
-    n: int,
-    what: Collective,
-    view: DeviceView,
-    nbytes: int,
-    root: int,
-    op: str,
-    how: CallOptions,
-) -> str:
+def explain_nccl(plane: DevicePlane | None, call: DeviceCall, engine: str) -> str:
     """The same where the engine is NCCL; `plane` is of the calls that it cannot do."""
-    if why := lacks(what.name, view.dtype, op, how):
-        return explain_on_device(
-            plane, n, what, view, nbytes, root, how, f"unisono: {why}"
-        )
+    what = call.what
+    if why := lacks(what.name, call.view.dtype, call.op, call.how):
+        return explain_on_device(plane, call, f"unisono: {why}")
     return "\n".join(
         [
-            f"{what.name} of {format_bytes(nbytes)} on {n} ranks by nccl",
-            _device(view),
+            f"{what.name} of {format_bytes(call.nbytes)} on {call.n} ranks by nccl",
+            device_line(call.view),
             f"  engine     {engine}",
             "  why        NCCL chooses its algorithm itself (NCCL_DEBUG=INFO)",
             "  verified   not by unisono; ranks compare their calls on the host",
@@ -91,7 +70,8 @@ def explain_nccl(
     )
 
 
-def _device(view: DeviceView) -> str:
+def device_line(view: DeviceView) -> str:
+    """Which device an array is on."""
     name = _native.cuda_device(view.ordinal).name
     emulated = " (emulated)" if _native.cuda_is_emulated() else ""
     return f"  device     cuda:{view.ordinal}, {name}{emulated}"

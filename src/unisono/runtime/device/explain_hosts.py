@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from unisono import _native
-from unisono.devices.arrays import DeviceView
 from unisono.dtypes import DType
-from unisono.runtime.call.options import CallOptions
 from unisono.runtime.device.choice import algorithm_on_device
+from unisono.runtime.device.explain import device_line
 from unisono.runtime.device.layout import ROWS, Layout, has_stages
 from unisono.runtime.device.pipeline import SLOT, SLOTS
+from unisono.runtime.observe.subject import DeviceCall
 from unisono.runtime.plan.select import choose
 from unisono.schedule.collective import Collective, Holders
 from unisono.units import format_bytes
@@ -17,19 +16,11 @@ _FIRST = {Holders.EVERYWHERE: "reduce_scatter", Holders.ROOT: "scatter by the ro
 _LAST = {Holders.EVERYWHERE: "all_gather", Holders.ROOT: "gather by the root"}
 
 
-def explain_between_hosts(
-    hosts: tuple[int, ...],
-    what: Collective,
-    view: DeviceView,
-    nbytes: int,
-    how: CallOptions,
-    engine: str,
-) -> str:
+def explain_between_hosts(call: DeviceCall, engine: str) -> str:
     """A few readable lines; nothing is run. `engine` says which one it is, and why."""
+    n, hosts, what, view, nbytes, _, _, how = call
     layout = Layout(hosts)
-    n, dtype = len(hosts), view.dtype
-    device = _native.cuda_device(view.ordinal)
-    emulated = " (emulated)" if _native.cuda_is_emulated() else ""
+    dtype = view.dtype
     staged = has_stages(layout, what.name, how)
     share = -(-nbytes // layout.rails) if staged else nbytes
     across = tuple(range(len(layout.sizes))) if staged else hosts
@@ -47,7 +38,7 @@ def explain_between_hosts(
     lines = [
         f"{what.name} of {format_bytes(nbytes)} on {n} ranks of "
         f"{len(layout.sizes)} hosts",
-        f"  device     cuda:{view.ordinal}, {device.name}{emulated}",
+        device_line(view),
         f"  engine     {engine}",
         f"  verified   {what.meaning}",
     ]

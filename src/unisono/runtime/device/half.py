@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 from unisono import _native
-from unisono.devices.arrays import DeviceView
 from unisono.errors import DeviceError, UsageError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallKey, CallOptions, Options
@@ -21,7 +20,7 @@ from unisono.runtime.device.kernel_engine import KernelEngine
 from unisono.runtime.device.levels import Split
 from unisono.runtime.device.quick import NAMES
 from unisono.runtime.device.work import DeviceWork
-from unisono.schedule.collective import Collective
+from unisono.runtime.observe.subject import DeviceCall
 
 
 class DeviceHalf:
@@ -88,31 +87,17 @@ class DeviceHalf:
         except _native.CudaError as why:
             raise _driver_failed(NAMES[kind], why) from why
 
-    def explain(
-        self,
-        n: int,
-        hosts: tuple[int, ...],
-        what: Collective,
-        view: DeviceView,
-        nbytes: int,
-        root: int,
-        op: str,
-        how: CallOptions,
-    ) -> str:
-        """What would run for a call on such an array; nothing is run or made.
-
-        `hosts` are those of the ranks, if there are several.
-        """
+    def explain(self, call: DeviceCall) -> str:
+        """What would run for a call on such an array; nothing is run or made."""
         if self.made is not None:
-            return self.made.explain(n, what, view, nbytes, root, op, how)
-        about = n, what, view, nbytes, root
+            return self.made.explain(call)
         wanted = engines.wish(self.given)
         if wanted.name == engines.NCCL:
-            return explain_nccl(None, f"NCCL: {wanted.why}", *about, op, how)
+            return explain_nccl(None, call, f"NCCL: {wanted.why}")
         engine = f"{wanted.name}: {wanted.why}"
-        if hosts:
-            return explain_between_hosts(hosts, what, view, nbytes, how, engine)
-        return explain_on_device(None, *about, how, engine)
+        if call.hosts:
+            return explain_between_hosts(call, engine)
+        return explain_on_device(None, call, engine)
 
     def error(self) -> BaseException | None:
         """Why calls between hosts have failed, if they have and it is known here."""

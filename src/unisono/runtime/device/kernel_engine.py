@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from unisono.devices.arrays import DeviceView
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallKey, CallOptions, Options
 from unisono.runtime.call.reductions import Reduction
@@ -15,7 +14,7 @@ from unisono.runtime.device.host_half import HostHalf
 from unisono.runtime.device.plane import DevicePlane
 from unisono.runtime.device.quick import QuickCalls
 from unisono.runtime.device.work import DeviceWork
-from unisono.schedule.collective import Collective
+from unisono.runtime.observe.subject import DeviceCall
 
 
 class KernelEngine:
@@ -53,19 +52,10 @@ class KernelEngine:
         """Start a call like one that was made before: 1 or its Work, 0 if none was."""
         return self._quick.start(kind, x, out, op, root, how)
 
-    def explain(
-        self,
-        n: int,
-        what: Collective,
-        view: DeviceView,
-        nbytes: int,
-        root: int,
-        op: str,
-        how: CallOptions,
-    ) -> str:
+    def explain(self, call: DeviceCall) -> str:
         """What would run for a call on such an array; nothing is run or made."""
         why = f"unisono: {self._why}"
-        return explain_on_device(self.plane, n, what, view, nbytes, root, how, why)
+        return explain_on_device(self.plane, call, why)
 
     def check(self, what: str) -> None:
         """Raise the error of the communicator if a call has failed by now."""

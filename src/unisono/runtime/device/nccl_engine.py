@@ -22,7 +22,6 @@ from typing import Any
 
 from unisono import _native
 from unisono.devices import driver
-from unisono.devices.arrays import DeviceView
 from unisono.devices.nccl import ID_BYTES, IN_PROGRESS, SUCCESS, Nccl
 from unisono.errors import (
     CollectiveTimeout,
@@ -43,7 +42,8 @@ from unisono.runtime.device.nccl_comm import Interrupted, Late, NcclComm
 from unisono.runtime.device.stream_engine import StreamEngine
 from unisono.runtime.device.work import await_device
 from unisono.runtime.observe.failures import FailureCode
-from unisono.schedule.collective import REDUCING, Collective
+from unisono.runtime.observe.subject import DeviceCall
+from unisono.schedule.collective import REDUCING
 
 _PERIOD_S = 0.01
 _GRACE_S = 1.0
@@ -267,20 +267,11 @@ class NcclEngine(StreamEngine):
         self._release()
         return not self.kept
 
-    def explain(
-        self,
-        n: int,
-        what: Collective,
-        view: DeviceView,
-        nbytes: int,
-        root: int,
-        op: str,
-        how: CallOptions,
-    ) -> str:
+    def explain(self, call: DeviceCall) -> str:
         """What would run for a call on such an array; nothing is run or made."""
         plane = None if self._own is None else self._own.plane
         words = f"{self._comm.library}: {self._why}"
-        return explain_nccl(plane, words, n, what, view, nbytes, root, op, how)
+        return explain_nccl(plane, call, words)
 
     def close(self) -> None:
         """Wait for the calls in flight, and leave NCCL's communicator."""

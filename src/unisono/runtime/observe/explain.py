@@ -15,7 +15,7 @@ from unisono.runtime.call.reductions import as_reduction
 from unisono.runtime.call.registered import MemoryHome, home_of
 from unisono.runtime.observe import recorder
 from unisono.runtime.observe.explain_codecs import CodecExplanation, explained
-from unisono.runtime.observe.subject import ObservedCore
+from unisono.runtime.observe.subject import DeviceCall, ObservedCore
 from unisono.runtime.plan.plans import lowered, verified
 from unisono.runtime.plan.predict import CostModel
 from unisono.runtime.plan.select import AlgorithmChoice, choose
@@ -55,7 +55,8 @@ def explain(
         own_root = root if what.rooted else 0
         view = view_of(x, "explain")
         named, hosts = as_reduction(op).op, core.hosts_if_several
-        return core.device.explain(n, hosts, what, view, nbytes, own_root, named, how)
+        call = DeviceCall(n, hosts, what, view, nbytes, own_root, named, how)
+        return core.device.explain(call)
     if codec is not None:
         dtype = None if x is None else dtype_of(x)
         found = explained(

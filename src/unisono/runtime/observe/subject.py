@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from unisono import _native
 from unisono.algorithms import Spec
@@ -17,20 +17,27 @@ from unisono.schedule.collective import Collective
 from unisono.transports.session import Peer, Session
 
 
+class DeviceCall(NamedTuple):
+    """A call on an array of a device that is to be explained.
+
+    `hosts` are those of the n ranks, if there are several; `nbytes` are those of the
+    largest buffer that any rank holds.
+    """
+
+    n: int
+    hosts: tuple[int, ...]
+    what: Collective
+    view: DeviceView
+    nbytes: int
+    root: int
+    op: str
+    how: CallOptions
+
+
 class DeviceExplainer(Protocol):
     """The device half of a communicator, for `explain`."""
 
-    def explain(
-        self,
-        n: int,
-        hosts: tuple[int, ...],
-        what: Collective,
-        view: DeviceView,
-        nbytes: int,
-        root: int,
-        op: str,
-        how: CallOptions,
-    ) -> str:
+    def explain(self, call: DeviceCall) -> str:
         """What would run for a call on an array of a device."""
 
 
