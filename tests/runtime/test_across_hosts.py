@@ -21,7 +21,7 @@ from unisono.errors import PeerLost
 from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world, world_across
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(3)]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.one_in(3)]
 
 SHAPES = [(1, 1), (4, 1), (2, 3, 1)]
 SMALL_SHAPES = [(1, 1), (2, 1), (1, 1, 1)]

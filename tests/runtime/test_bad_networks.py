@@ -19,7 +19,7 @@ from unisono.errors import PeerLost
 from unisono.runtime.world.address import free_port
 from unisono.testing import Hosts, Proxy, needs_hosts, world_across
 
-pytestmark = [pytest.mark.timeout(150), pytest.mark.one_in(4)]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.one_in(4)]
 
 SILENCE_S = 2
 CALM = {"UNISONO_SILENCE_S": "30", "UNISONO_TIMEOUT_S": "30"}

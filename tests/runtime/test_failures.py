@@ -37,7 +37,7 @@ from unisono.runtime.core import Core
 from unisono.runtime.observe.failures import late_hint
 from unisono.testing import world
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(2)]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.one_in(2)]
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from unisono.errors import (
 )
 from unisono.testing import world
 
-pytestmark = [pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.timeout(240)]
 
 FRAME = 128 << 10
 """Bytes; a message of more is shared by the lanes."""

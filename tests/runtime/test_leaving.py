@@ -14,7 +14,7 @@ from forked import Forks, attempt, await_that
 from unisono.errors import PeerLost
 from unisono.testing import world
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from unisono.errors import CollectiveTimeout, Corrupted, TransportError
 from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 LARGE = 600_000  # float64: more than two rings and all buffers of a socket hold
 RING = 256 << 10

@@ -138,6 +138,7 @@ class Forks:
 
     def __init__(self, limit_s=LIMIT_S, **env):
         self._limit_s = limit_s
+        self._orders = 0
         self._env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | env
 
     def __enter__(self):
@@ -163,12 +164,17 @@ class Forks:
         code = function.__code__
         order = {"n": n, "file": code.co_filename, "name": function.__name__}
         order |= {"args": args, "limit_s": self._limit_s, "hosts": hosts, "env": env}
+        self._orders += 1
+        order["number"] = self._orders
         line = json.dumps(order).encode() + b"\n"
         self._server.stdin.write(line)
         self._server.stdin.flush()
-        answer = self._server.stdout.readline()
-        assert answer, "the forking process died"
-        ends = [End(**end) for end in json.loads(answer)]
+        answer = {"number": 0}
+        while answer["number"] != self._orders:  # before are those of tests cut off
+            text = self._server.stdout.readline()
+            assert text, "the forking process died"
+            answer = json.loads(text)
+        ends = [End(**end) for end in answer["ends"]]
         hung = [end for end in ends if end.hung]
         assert not hung, f"{function.__name__} hangs:\n" + "\n".join(
             f"rank {end.rank}:\n{end.stderr}" for end in ends
@@ -285,7 +291,8 @@ if __name__ == "__main__":
     import unisono.testing  # noqa: F401
 
     for line in sys.stdin.buffer:
-        answer = json.dumps(run(json.loads(line))).encode() + b"\n"
-        sys.stdout.buffer.write(answer)
+        order = json.loads(line)
+        answer = {"number": order["number"], "ends": run(order)}
+        sys.stdout.buffer.write(json.dumps(answer).encode() + b"\n")
         sys.stdout.buffer.flush()
     os._exit(0)  # to take apart what was imported takes long, and is of no use

@@ -33,7 +33,7 @@ from unisono.transports.listener import MOST_PENDING, Listener
 from unisono.transports.pending import PendingConnection
 from unisono.transports.secret import Secret, make_secret, open_secret
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(2)]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.one_in(2)]
 
 SECRET = make_secret()
 LOOPBACK = Address("127.0.0.1", 0)

@@ -23,7 +23,7 @@ from unisono.transports.rank_table import host_identity
 from unisono.transports.rendezvous_hosts import rendezvous
 from unisono.transports.secret import Secret, make_secret
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(2)]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.one_in(2)]
 
 SECRET = make_secret()
 GENEROUS_S = 60.0

@@ -29,6 +29,7 @@ from typing import TypeVar
 import msgspec
 
 from unisono.errors import ConnectFailed, Corrupted, NotAuthentic
+from unisono.service_threads import ServiceThread
 from unisono.transports.addresses import Address
 from unisono.transports.connect import Connection, try_all
 from unisono.transports.control import ControlMessages
@@ -228,9 +229,7 @@ class _LocalEndpoint(ShrinkEndpoint):
                         link.send(message)
                         link.close()
 
-        self._thread = threading.Thread(
-            target=serve, name="unisono-endpoint", daemon=True
-        )
+        self._thread = ServiceThread(target=serve, name="unisono-endpoint", daemon=True)
         self._thread.start()
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
+from unisono.service_threads import ServiceThread
 from unisono.transports.addresses import Address, listen
 from unisono.transports.connect import Connection, connect_to, connection_over
 from unisono.transports.handshake import (
@@ -96,7 +97,7 @@ class Listener:
         self._wake_reader, self._waker = socket.socketpair()
         self._wake_reader.setblocking(False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ)
-        self._thread = threading.Thread(
+        self._thread = ServiceThread(
             target=self._serve, name="unisono-listener", daemon=True
         )
         self._thread.start()

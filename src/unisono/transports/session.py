@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.errors import ConnectFailed, UnsupportedWorld
+from unisono.service_threads import ServiceThread
 
 try:
     from unisono import _native
@@ -276,9 +277,10 @@ class Session:
             self.finishing.pop(calls, None)
             self._close_now(native, agreed, on_close, calls)
 
-        thread = threading.Thread(target=end, name="unisono end", daemon=True)
+        thread = ServiceThread(target=end, name="unisono end", daemon=True)
         self.finishing[calls] = thread
-        thread.start()
+        if not _begins(thread):
+            self.finishing.pop(calls, None)
 
     def end_dropped(self) -> None:
         """At exit, close what was dropped and has a device half, which others may read.
@@ -307,7 +309,7 @@ class Session:
         if on_close is not None:
             on_close()
         if not self.finishing and not any(True for _ in self.users):
-            threading.Thread(target=self.close, name="unisono end").start()
+            _begins(ServiceThread(target=self.close, name="unisono end"))
 
     def links_between(self, ranks: Sequence[int]) -> Any:
         """The model of the links between the hosts of these ranks; None if unknown."""
@@ -416,3 +418,12 @@ def cores_here() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def _begins(thread: ServiceThread) -> bool:
+    """Start a thread that closes a session; if it cannot, that is closed at exit."""
+    try:
+        thread.start()
+    except OSError:
+        return False
+    return True

@@ -7,6 +7,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from unisono.service_threads import ServiceThread
+
 NOTICE_S = 2.0
 
 
@@ -24,10 +26,10 @@ def noticed(what: Callable[[], str]) -> Iterator[None]:
                 _tell(text)
                 return
 
-    watcher = threading.Thread(target=watch, name="unisono-notice", daemon=True)
+    watcher = ServiceThread(target=watch, name="unisono-notice", daemon=True)
     try:
         watcher.start()
-    except RuntimeError:  # no thread can be started: the wait is not to fail for that
+    except OSError:  # no thread can be started: the wait is not to fail for that
         yield
         return
     try:

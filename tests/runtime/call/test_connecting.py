@@ -9,7 +9,7 @@ import pytest
 from forked import Forks, attempt, await_that
 from unisono.runtime import core as base
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(240)
 
 STOPPED, CONNECTS = 1, 2
 

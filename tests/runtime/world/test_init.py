@@ -23,7 +23,7 @@ from unisono.errors import BadArgument
 from unisono.transports import rendezvous_local as rendezvous
 from unisono.transports import shm
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(3)]
+pytestmark = [pytest.mark.timeout(240), pytest.mark.one_in(3)]
 
 ROOT = Path(__file__).parents[3]
 MINE = {name for name in os.environ if name.startswith(("UNISONO_", "SLURM_", "PMI_"))}

@@ -26,6 +26,7 @@ from unisono.errors import CollectiveTimeout, UnisonoError
 from unisono.interop.torch.dynamo import leave_out
 from unisono.interop.torch.errors import for_torch, text_for_future
 from unisono.runtime.call.work import Work as Part
+from unisono.service_threads import ServiceThread
 
 _LOG = logging.getLogger("unisono")
 _NO_LIMIT = timedelta(0)
@@ -243,7 +244,7 @@ class Completer:
         """Complete `raw` when `work` is done."""
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(
+                self._thread = ServiceThread(
                     target=self._run, name="unisono-futures", daemon=True
                 )
                 self._thread.start()
@@ -291,7 +292,7 @@ class _Callbacks:
             if self._idle > 0:
                 self._idle -= 1
             else:
-                threading.Thread(
+                ServiceThread(
                     target=self._work, name="unisono-callback", daemon=True
                 ).start()
         self._jobs.put(job)

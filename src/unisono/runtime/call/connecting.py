@@ -12,6 +12,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from unisono.service_threads import ServiceThread
+
 if TYPE_CHECKING:
     from unisono._native import Comm
 
@@ -34,9 +36,7 @@ def connecting(comm: Comm, me: int, rank: int, warn_after_s: float) -> Iterator[
             comm.announce_connecting(rank, beats == _BEATS // _REMOTE_PART)
 
     comm.announce_connecting(rank, False)
-    announcer = threading.Thread(
-        target=announce, name="unisono-connecting", daemon=True
-    )
+    announcer = ServiceThread(target=announce, name="unisono-connecting", daemon=True)
     announcer.start()
     try:
         yield

@@ -39,6 +39,7 @@ from unisono.runtime.device.watchdog import Watchdog
 from unisono.runtime.device.work import Reached, await_device
 from unisono.runtime.observe.failures import FailureCode
 from unisono.runtime.observe.subject import DeviceCall
+from unisono.service_threads import ServiceThread
 
 _CLOSING_S = 1.0
 """How long calls that have failed may take to end."""
@@ -187,7 +188,7 @@ class BetweenHosts(NumberedCalls):
 
     def _start_thread(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(
+            self._thread = ServiceThread(
                 target=self._run_all, name="unisono cuda", daemon=True
             )
             self._thread.start()

@@ -44,6 +44,7 @@ from unisono.runtime.device.work import await_device
 from unisono.runtime.observe.failures import FailureCode
 from unisono.runtime.observe.subject import DeviceCall
 from unisono.schedule.collective import REDUCING
+from unisono.service_threads import ServiceThread
 
 _PERIOD_S = 0.01
 _GRACE_S = 1.0
@@ -111,7 +112,7 @@ class NcclEngine(StreamEngine):
         self._looking = threading.RLock()
         self._wake = threading.Condition()
         self._stopped = False
-        self._watcher = threading.Thread(
+        self._watcher = ServiceThread(
             target=self._watch, name="unisono nccl", daemon=True
         )
         self._watcher.start()

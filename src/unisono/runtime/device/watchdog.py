@@ -12,6 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from unisono.service_threads import ServiceThread
+
 _LOOK_S = 0.25
 
 
@@ -33,7 +35,7 @@ class Watchdog:
         self.touch()
         self._busy.set()
         if self._thread is None:
-            self._thread = threading.Thread(
+            self._thread = ServiceThread(
                 target=self._watch, name="unisono cuda watchdog", daemon=True
             )
             self._thread.start()

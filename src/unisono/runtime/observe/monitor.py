@@ -40,6 +40,7 @@ from unisono.runtime.observe.failures import (
 from unisono.runtime.observe.recorder import MONITOR, OLD_MONITOR
 from unisono.runtime.observe.subject import ObservedCore
 from unisono.runtime.observe.traffic import TrafficCounter
+from unisono.service_threads import ServiceThread
 from unisono.transports.session import Logbook, Session
 from unisono.transports.unix import credentials, readable
 
@@ -78,7 +79,7 @@ class Monitor:
             self.release()
             raise
         self._woken.setblocking(False)
-        threading.Thread(target=self._run, name="unisono monitor", daemon=True).start()
+        ServiceThread(target=self._run, name="unisono monitor", daemon=True).start()
 
     def ask(self) -> None:
         """Request a flight record; for signal handlers."""

@@ -17,6 +17,7 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.world.first import count_epochs_from, first_communicator
 from unisono.runtime.world.membership import Membership, membership_of
 from unisono.runtime.world.shrink_protocol import form_world
+from unisono.service_threads import ServiceThread
 from unisono.transports.session import Session
 
 _CHANGING = threading.Lock()
@@ -85,7 +86,7 @@ def revoke(session: Session) -> None:
     others, and that runs until they are closed, too.
     """
     users = list(session.users)
-    closing = [threading.Thread(target=user.abandon) for user in users[1:]]
+    closing = [ServiceThread(target=user.abandon) for user in users[1:]]
     for thread in closing:
         thread.start()
     for user in users[:1]:
