@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from nets import Gpt, Mlp, alone, made, same, sgd, train, weights
+from nets import Gpt, Mlp, alone, device, made, same, sgd, train, weights
 from torch import nn
 
 from unisono import codecs
@@ -12,6 +12,7 @@ from unisono.errors import BadArgument, UsageError
 from unisono.parallel import DDP, FSDP, OneBitAdam, ZeRO
 from unisono.parallel import load_checkpoint as load
 from unisono.parallel import save_checkpoint as save
+from unisono.parallel.data import compression
 from unisono.testing import world
 
 SMALL = 0.005  # MB: several buckets even for small modules
@@ -180,25 +181,47 @@ def square():
     return nn.Linear(64, 64, bias=False)
 
 
+def fsdp_step(comm, codecs):
+    """What was sent, the output, and the gradient of this rank's shard."""
+    model = FSDP(made(square), comm, **codecs)
+    before, shard = comm.sent_bytes, model.units[0].shard.clone()
+    y = model(torch.eye(64, device=device()))
+    y.square().sum().backward()
+    assert torch.equal(model.units[0].shard, shard)
+    return comm.sent_bytes - before, y.detach(), model.units[0].shard_grad.clone()
+
+
+FSDP_CODECS = {"param_codec": "fp8", "reduce_codec": "fp8"}
+
+
 def test_fsdp_codecs_keep_shards_exact_and_send_less(threads):
     """Gathered twice and reduced once, each a quarter; shards stay as they were."""
-
-    def run(comm, both):
-        codecs = {"param_codec": "fp8", "reduce_codec": "fp8"} if both else {}
-        model = FSDP(made(square), comm, **codecs)
-        before, shard = comm.sent_bytes, model.units[0].shard.clone()
-        y = model(torch.eye(64))
-        y.square().sum().backward()
-        assert torch.equal(model.units[0].shard, shard)
-        return comm.sent_bytes - before, y.detach(), model.units[0].shard_grad.clone()
-
-    exact, coded = threads(4, run, False), threads(4, run, True)
+    exact, coded = threads(4, fsdp_step, {}), threads(4, fsdp_step, FSDP_CODECS)
     assert [sent for sent, _, _ in exact] == [3 * 3 * 1024 * 4] * 4
     assert [sent for sent, _, _ in coded] == [3 * 3 * (1024 + 8 * 4)] * 4
     for (_, y, grad), (_, right, right_grad) in zip(coded, exact, strict=True):
         assert torch.equal(y, coded[0][1])
         assert 0 < (y - right).norm() < 0.05 * right.norm()
         assert 0 < (grad - right_grad).norm() < 0.1 * right_grad.norm()
+
+
+def test_codecs_of_other_devices_work_on_copies(threads, monkeypatch):
+    """As on a GPU, whose memory no codec reads: same bits, same bytes sent."""
+    right = threads(4, fsdp_step, FSDP_CODECS)
+    copied = []
+    on_host = compression._on_host
+    monkeypatch.setattr(compression, "CPU", torch.device("meta"))
+    monkeypatch.setattr(
+        compression, "_on_host", lambda *args: copied.append(1) or on_host(*args)
+    )
+    found = threads(4, fsdp_step, FSDP_CODECS)
+    assert len(copied) == 4 * 3
+    for (sent, y, grad), (bytes_, right_y, right_grad) in zip(
+        found, right, strict=True
+    ):
+        assert sent == bytes_
+        assert torch.equal(y, right_y)
+        assert torch.equal(grad, right_grad)
 
 
 def test_fsdp_codec_at_hosts_encodes_only_between_hosts():

@@ -8,6 +8,7 @@ import os
 
 import nets
 import pytest
+import test_compression
 import test_losses
 import test_memory
 import test_scaling
@@ -104,3 +105,25 @@ def test_memory_of_the_gpu_is_that_of_the_formula(processes, name):
         right = test_memory.formula(name, rank) * layer
         # Buckets come from torch's allocator, or are the communicator's own.
         assert found <= 1.05 * right
+
+
+def coded_step(rank):
+    move_to_gpu()
+    with rank.init(timeout_s=100) as comm:
+        sent, _, grad = test_compression.fsdp_step(comm, test_compression.FSDP_CODECS)
+        return sent, grad.tolist()
+
+
+def test_fsdp_with_codecs_on_the_gpu(processes, threads):
+    """As on the CPU, but for the order of sums in a matrix product."""
+
+    def right(comm):
+        sent, _, grad = test_compression.fsdp_step(comm, test_compression.FSDP_CODECS)
+        return sent, grad
+
+    for (sent, found), (bytes_, grad) in zip(
+        processes(N, coded_step), threads(N, right), strict=True
+    ):
+        assert sent == bytes_
+        error = torch.tensor(found) - grad
+        assert error.norm() < 0.01 * grad.norm()

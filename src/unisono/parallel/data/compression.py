@@ -134,12 +134,8 @@ class Compression:
     def _begun(
         self, bucket: Bucket, begin: Callable[[Tensor], Work], call: str
     ) -> Work:
-        """Begin a call on a bucket; codecs work on the host."""
-        data = bucket.data
-        assert data is not None
-        if data.device == CPU or bucket.number not in self._dense:
-            return begin(data)
-        return StagedWork(_on_host(data, begin), data, call)
+        assert bucket.data is not None
+        return begin_coded(bucket.data, self._dense.get(bucket.number), begin, call)
 
     def _codec_option(self, bucket: Bucket) -> dict[str, Any]:
         name = self._dense.get(bucket.number)
@@ -167,9 +163,18 @@ class Compression:
         load_feedback_state(self.comm, self._sums, state)
 
 
+def begin_coded(
+    data: Tensor, codec: str | None, begin: Callable[[Tensor], Work], call: str
+) -> Work:
+    """Begin a call on `data`; codecs work on copies in the host's memory."""
+    if codec is None or data.device == CPU:
+        return begin(data)
+    return StagedWork(_on_host(data, begin), data, call)
+
+
+@torch.no_grad()
 def _on_host(data: Tensor, begin: Callable[[Tensor], Work]) -> Stages:
-    """A call on a copy in the host's memory, which is copied back."""
-    copy = data.detach().cpu()
+    copy = torch.empty_like(data, device="cpu").copy_(data)
     yield begin(copy)
     data.copy_(copy)
 

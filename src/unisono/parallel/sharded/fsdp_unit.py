@@ -36,7 +36,7 @@ from unisono.parallel.common.shard_math import (
     shard_bounds,
     uneven_counts,
 )
-from unisono.parallel.data.compression import dense
+from unisono.parallel.data.compression import begin_coded, dense
 from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
 
@@ -160,13 +160,21 @@ class FSDPUnit:
             return
         self.unsharded = True
         self._memory.claim()
-        self._gathering = self.comm.all_gather(
-            self.shard.to(self.flat_param.dtype),
-            out=self.flat_param,
-            counts=self.counts,
-            async_op=True,
-            codec=self._options.param_codec,
-            label=f"{self.name} {label}",
+        codec = self._options.param_codec
+
+        def gather(whole: Tensor) -> Work:
+            work: Work = self.comm.all_gather(
+                self.shard.to(whole),
+                out=whole,
+                counts=self.counts,
+                async_op=True,
+                codec=codec,
+                label=f"{self.name} {label}",
+            )
+            return work
+
+        self._gathering = begin_coded(
+            self.flat_param, codec, gather, f"all_gather({self.name} {label})"
         )
 
     def wait_unshard(self) -> None:
@@ -242,15 +250,23 @@ class FSDPUnit:
             self.copy_grad(i, pool)
         assert self.grads is not None
         self.reduced = True
-        self._reducing = self.comm.reduce_scatter(
-            self.grads,
-            op="mean",
-            out=self.grads[self.lower : self.upper],
-            counts=self.counts,
-            async_op=True,
-            reproducible=self._options.reproducible,
-            codec=self._options.reduce_codec,
-            label=f"{self.name} {label}",
+        codec = self._options.reduce_codec
+
+        def reduce(grads: Tensor) -> Work:
+            work: Work = self.comm.reduce_scatter(
+                grads,
+                op="mean",
+                out=grads[self.lower : self.upper],
+                counts=self.counts,
+                async_op=True,
+                reproducible=self._options.reproducible,
+                codec=codec,
+                label=f"{self.name} {label}",
+            )
+            return work
+
+        self._reducing = begin_coded(
+            self.grads, codec, reduce, f"reduce_scatter({self.name} {label})"
         )
 
     @torch.no_grad()
@@ -262,13 +278,20 @@ class FSDPUnit:
         self._reducing = None
         assert self.grads is not None
         mine = self.grads[self.lower : self.upper]
-        if self._options.replicas is not None:
-            self._options.replicas.all_reduce(
-                mine,
-                op="mean",
-                reproducible=self._options.reproducible,
-                codec=self._options.reduce_codec,
-            )
+        if (replicas := self._options.replicas) is not None:
+            codec = self._options.reduce_codec
+
+            def average(grads: Tensor) -> Work:
+                work: Work = replicas.all_reduce(
+                    grads,
+                    op="mean",
+                    reproducible=self._options.reproducible,
+                    async_op=True,
+                    codec=codec,
+                )
+                return work
+
+            begin_coded(mine, codec, average, f"all_reduce({self.name})").wait()
         self._add_to_shards(mine)
         pool.release(self.grads)
         self.grads = None
