@@ -167,6 +167,19 @@ def test_splits_on_threads(worlds, n):
     worlds(n).run(parts)
 
 
+def test_split_of_many_ranks_plans_no_all_gather(worlds):
+    """Every rank plans the transfers of all, and those of an all_gather are n²."""
+
+    def split(comm):
+        half = comm.split(comm.rank % 2, key=-comm.rank)
+        assert half.world_ranks == tuple(range(comm.rank % 2, 18, 2))[::-1]
+        assert half.all_reduce(np.array([1]))[0] == 9
+        return {call["profiling_name"] for call in comm.records()}
+
+    for calls in worlds(18).run(split):
+        assert "all_gather" not in calls
+
+
 def test_splits_on_processes():
     on_processes(parts, 4)
 

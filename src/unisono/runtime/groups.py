@@ -8,6 +8,7 @@ from typing import TypeVar
 from weakref import ref
 
 import numpy as np
+from numpy.typing import NDArray
 
 from unisono.errors import (
     CollectiveTimeout,
@@ -23,6 +24,7 @@ from unisono.runtime.observe.failures import FailureCode
 Group = TypeVar("Group", bound=Collectives)
 
 _NO_COLOR = -(1 << 62)
+_FEW_RANKS = 16
 _LEFT, _DEAD = 4, 5  # fields of the native core's state of a rank
 _LOOK_NS = 50_000_000
 _GRACE_NS = 2_000_000_000
@@ -44,7 +46,7 @@ def duplicate(comm: Group) -> Group:
 def split(comm: Group, color: int | None, key: int, name: str = "") -> Group | None:
     """One communicator for each color; it is called by its color, if by no name."""
     mine = _NO_COLOR if color is None else whole_number("color", color)
-    pairs = comm.all_gather(np.array([[mine, whole_number("key", key)]], np.int64))
+    pairs = _exchanged(comm, mine, whole_number("key", key))
     order = sorted(range(comm.world_size), key=lambda r: (int(pairs[r, 1]), r))
     members = [r for r in order if color is not None and pairs[r, 0] == mine]
     world = [comm.core.world_ranks[r] for r in members]
@@ -52,11 +54,11 @@ def split(comm: Group, color: int | None, key: int, name: str = "") -> Group | N
     owner = comm.core.session.owner(world) if members else -1
     if owner == comm.core.world_ranks[comm.rank]:
         segment = comm.core.session.memory_for(world)
-    segments = comm.all_gather(np.array([segment], np.int64))
+    segments = _exchanged(comm, segment)
     comm.core.splits += 1
     if not members:
         return None
-    number = int(segments[comm.core.world_ranks.index(owner)])
+    number = int(segments[comm.core.world_ranks.index(owner), 0])
     try:
         joined = Core.joined(
             comm.core.session,
@@ -76,6 +78,20 @@ def split(comm: Group, color: int | None, key: int, name: str = "") -> Group | N
     made = type(comm)(joined)
     _await_all(comm, made, members)
     return made
+
+
+def _exchanged(comm: Group, *numbers: int) -> NDArray[np.int64]:
+    """A row with the numbers of each rank.
+
+    Of many ranks as a sum along a tree: every rank plans the transfers of all, and
+    those of an all_gather are n².
+    """
+    mine = np.array([numbers], np.int64)
+    if comm.world_size <= _FEW_RANKS:
+        return np.asarray(comm.all_gather(mine))
+    rows = np.zeros((comm.world_size, len(numbers)), np.int64)
+    rows[comm.rank] = mine
+    return np.asarray(comm.all_reduce(rows, algorithm="tree"))
 
 
 def splitter(comm: Collectives) -> Callable[[int | None, str], Core | None]:
