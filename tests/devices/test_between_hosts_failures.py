@@ -11,47 +11,22 @@ import pytest
 import emulated
 import unisono
 from device_cases import to_device
+from device_rank import COUNT, DeviceRank
 from forked import until_broken
 from unisono import _native
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost, UsageError
 from unisono.runtime.device import between_hosts
 from unisono.testing import world, world_across
 
-COUNT = 1000
 layouts = pytest.mark.parametrize(
     "hosts", [(0, 1, 2), (0, 0, 1, 1), (0, 0, 1)], ids=str
 )
 
 
-class Rank:
-    """A rank with a stream of its own."""
-
-    def __init__(self, comm):
-        self.comm = comm
-        self.stream = _native.CudaStream(0)
-
-    def call(self, name="all_reduce", **how):
-        x = to_device(np.ones(COUNT, np.float32))
-        getattr(self.comm, name)(x, stream=self.stream, **how)
-        return x
-
-    def outcome(self, call):
-        """What a call and the next one raise."""
-        x = None
-        try:
-            x = call()
-            self.comm.synchronize(30)
-        except unisono.UnisonoError as error:
-            return error, x
-        return None, x
-
-
 def absent(comm):
-    me = Rank(comm)
-    me.call()
-    comm.synchronize(30)
+    me = DeviceRank(comm)
+    me.first_call()
     comm.timeout_s = 1
-    comm.barrier()
     if comm.rank == 1:  # it never makes the call
         until_broken(comm)
         return None
@@ -81,11 +56,9 @@ def test_absent_rank_is_named_and_output_is_no_number(hosts):
 
 
 def different(comm, odd):
-    me = Rank(comm)
+    me = DeviceRank(comm)
     for op in ("sum", "max"):  # a kernel is loaded while no call is in flight
-        me.call(op=op)
-        comm.synchronize(30)
-    comm.barrier()
+        me.first_call(op=op)
     if comm.rank == 2:
         return me.outcome(lambda: me.call(**odd))[0]
     return me.outcome(me.call)[0]
@@ -105,10 +78,8 @@ def test_different_calls_are_named_on_all_ranks(hosts, odd):
 
 
 def closes(comm):
-    me = Rank(comm)
-    me.call()
-    comm.synchronize(30)
-    comm.barrier()
+    me = DeviceRank(comm)
+    me.first_call()
     if comm.rank == 0:
         comm.close()
         return None
@@ -126,16 +97,14 @@ def test_closed_rank_is_named(hosts):
 
 
 def killed(comm):
-    me = Rank(comm)
-    me.call()
-    comm.synchronize(30)
-    comm.barrier()
+    me = DeviceRank(comm)
+    me.first_call()
     if comm.rank == 1:
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
     error, _ = me.outcome(me.call)
     survivors = comm.shrink()
-    y = Rank(survivors).call()
+    y = DeviceRank(survivors).call()
     survivors.synchronize(30)
     return type(error), error.ranks, str(error), float(y.numpy()[0])
 
@@ -296,10 +265,8 @@ def test_default_stream_of_threads_is_refused():
 
 def stuck(comm, until):
     """The driver does not return to the thread of rank 0."""
-    me = Rank(comm)
-    me.call()
-    comm.synchronize(30)
-    comm.barrier()
+    me = DeviceRank(comm)
+    me.first_call()
     if comm.rank == 0:
         plane = comm.core.device.made
         plane._pipeline._fetch = lambda *_: until.wait(30)
