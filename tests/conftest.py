@@ -1,5 +1,6 @@
 """What tests of several folders have in common can be imported by all of them."""
 
+import gc
 import os
 import signal
 import sys
@@ -32,23 +33,6 @@ settings.register_profile(
     "unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("unhurried")
-
-# What is dear to make (a site, a module, a browser, a run of torch's suite) one worker
-# makes for all; another would make it again, or wait for it.
-TOGETHER = {
-    "test_pages.py": "site",
-    "test_links.py": "site",
-    "test_reference.py": "site",
-    "test_wheel.py": "wheel",
-    "test_explainer.py": "browser",
-    "test_notebook.py": "browser",
-    "test_studio.py": "browser",
-    "test_top_page.py": "browser",
-    "test_site_theme.py": "browser",
-    "test_compiled.py": "compiled",
-    "test_torch_suite.py": "suite",
-    "test_model.py": "model",
-}
 
 
 def pytest_configure(config):
@@ -137,25 +121,27 @@ def pytest_collection_modifyitems(config, items):
             with_fewer_examples(test)
 
 
+def pytest_collection_finish():
+    """Let the garbage collector pass over modules and tests, which remain for good.
+
+    There are so many of them that to look through them takes longer than most tests.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give workers functions with all their parameters, files as above as a whole.
-
-    Those of most tests come first. Whenever a test ends, the scheduler counts all that
-    a worker was given: what is done is taken away, or that takes long in the end.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Together(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            function = nodeid.partition("[")[0]
-            return TOGETHER.get(Path(nodeid.partition("::")[0]).name, function)
-
-        def mark_test_complete(self, node, item_index, duration=0):
-            super().mark_test_complete(node, item_index, duration)
-            given = self.assigned_work[node]
-            scope = self._split_scope(self.registered_collections[node][item_index])
-            if all(given[scope].values()):
-                del given[scope]
+    """Give workers what belongs together, the longest first."""
+    from distribution import Together  # from support
 
     return Together(config, log)
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """The process that ranks which are processes are forked from."""
+    from forked import Forks  # from support
+
+    with Forks() as made:
+        yield made

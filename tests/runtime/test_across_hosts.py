@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from test_failures import blocked, calls_by_name, check_mismatch, ones, until_broken
 
-from forked import Forks, attempt, await_that, interrupt_in_call
+from forked import attempt, await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import PeerLost
 from unisono.runtime.observe.failures import FailureCode
@@ -25,12 +25,6 @@ pytestmark = [pytest.mark.timeout(120), pytest.mark.one_in(3)]
 
 SHAPES = [(1, 1), (4, 1), (2, 3, 1)]
 SMALL_SHAPES = [(1, 1), (2, 1), (1, 1, 1)]
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 # --- what works
