@@ -13,10 +13,11 @@ import unisono
 from device_cases import to_device
 from device_rank import COUNT, DeviceRank
 from forked import until_broken
+from processes import our_variables
 from unisono import _native
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost, UsageError
 from unisono.runtime.device import between_hosts
-from unisono.testing import world, world_across
+from unisono.testing import world
 
 layouts = pytest.mark.parametrize(
     "hosts", [(0, 1, 2), (0, 0, 1, 1), (0, 0, 1)], ids=str
@@ -96,7 +97,8 @@ def test_closed_rank_is_named(hosts):
         assert error.ranks == (0,), error
 
 
-def killed(comm):
+def killed(rank):
+    comm = rank.init()
     me = DeviceRank(comm)
     me.first_call()
     if comm.rank == 1:
@@ -106,22 +108,23 @@ def killed(comm):
     survivors = comm.shrink()
     y = DeviceRank(survivors).call()
     survivors.synchronize(30)
-    return type(error), error.ranks, str(error), float(y.numpy()[0])
+    total = float(y.numpy()[0])
+    survivors.close()
+    return type(error).__name__, error.ranks, str(error), total
 
 
 @pytest.mark.quick(sizes=[(2, 1)])
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 2), (1, 2)], ids=str)
-def test_killed_rank_is_named_and_survivors_go_on(sizes):
+def test_killed_rank_is_named_and_survivors_go_on(sizes, forks):
     n = sum(sizes)
-    with world_across(sizes, grace_s=60).start(killed) as running:
-        ends = running.wait()
+    ends = forks.having(**our_variables()).run(n, killed, hosts=sizes)
     for end in ends:
         if end.rank == 1:
             assert end.status == -signal.SIGKILL
             continue
         assert end.status == 0, end
-        kind, lost, text, total = end.result
-        assert (kind, lost) == (PeerLost, (1,)), text
+        kind, lost, text, total = end.value
+        assert (kind, lost) == ("PeerLost", [1]), text
         assert total == n - 1
 
 

@@ -12,9 +12,9 @@ import unisono
 from device_cases import to_device
 from device_rank import COUNT, DeviceRank
 from forked import until_broken
-from processes import on_processes
+from processes import on_processes, our_variables
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
-from unisono.testing import world, world_across
+from unisono.testing import world
 
 
 @pytest.fixture(params=["device", "host"])
@@ -87,7 +87,8 @@ def test_closed_rank_is_named(windows):
     assert "closed" in str(error)
 
 
-def killed(comm):
+def killed(rank):
+    comm = rank.init()
     me = DeviceRank(comm)
     me.first_call()
     if comm.rank == 1:
@@ -97,18 +98,18 @@ def killed(comm):
     survivors = comm.shrink()
     y = DeviceRank(survivors).call()
     survivors.synchronize(30)
-    return error.ranks, str(error), float(y.numpy()[0])
+    total = float(y.numpy()[0])
+    survivors.close()
+    return error.ranks, str(error), total
 
 
 @pytest.mark.cases(1)
-def test_killed_rank_is_named_and_survivors_go_on(windows):
-    near = {"UNISONO_ADDRESS": ""}
-    with world_across([3], env=near, grace_s=40).start(killed) as running:
-        ends = running.wait()
+def test_killed_rank_is_named_and_survivors_go_on(windows, forks):
+    ends = forks.having(**our_variables()).run(3, killed)
     assert [end.status for end in ends] == [0, -signal.SIGKILL, 0], ends
     for end in (ends[0], ends[2]):
-        lost, text, total = end.result
-        assert lost == (1,), text
+        lost, text, total = end.value
+        assert lost == [1], text
         assert "died" in text
         assert total == 2
 
