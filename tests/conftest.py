@@ -41,9 +41,8 @@ def pytest_configure(config):
     worker_crashes.register(config)
 
 
-def is_quick(item):
+def is_quick(item, given):
     """Whether its parameters are among those that its markers `quick` name."""
-    given = item.callspec.params if hasattr(item, "callspec") else {}
     for node, marker in item.iter_markers_with_node("quick"):
         for name, values in marker.kwargs.items():
             if name in given and given[name] not in values:
@@ -79,6 +78,14 @@ def cases_of_functions(items):
     return found.values()
 
 
+def evenly_spread(function, number):
+    """Which of the cases of a function are not sweeps."""
+    marker = function.get_closest_marker("cases")
+    most = MOST_CASES if marker is None else marker.args[0]
+    step = max(1, number / most)
+    return {int(i * step) for i in range(most)}
+
+
 def thin_out(items):
     """Make sweeps of the most that repeat each other."""
     seen = Counter()
@@ -90,13 +97,34 @@ def thin_out(items):
             item.add_marker(pytest.mark.sweep)
         seen[item.path] += 1
     for cases in cases_of_functions(items):
-        marker = cases[0].get_closest_marker("cases")
-        most = MOST_CASES if marker is None else marker.args[0]
-        step = max(1, len(cases) / most)
-        kept = {int(i * step) for i in range(most)}
+        kept = evenly_spread(cases[0], len(cases))
         for i, item in enumerate(cases):
             if i not in kept:
                 item.add_marker(pytest.mark.sweep)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc):
+    """Make no tests of what would be sweeps, where these are not run.
+
+    They are three of four, and to make them takes each worker seconds. There is no
+    public way to take parameters back. Who names tests with parameters may mean one.
+    """
+    result = yield
+    option, function = metafunc.config.option, metafunc.definition
+    named = option.keyword or any("[" in name for name in metafunc.config.args)
+    if option.markexpr == "not sweep" and not named:
+        cases = [
+            case
+            for case in metafunc._calls
+            if is_quick(function, case.params)
+            and all(mark.name != "sweep" for mark in case.marks)
+        ]
+        if function.get_closest_marker("one_in") is None:  # it counts those of a file
+            kept = evenly_spread(function, len(cases))
+            cases = [case for i, case in enumerate(cases) if i in kept]
+        metafunc._calls = cases or metafunc._calls[:1]
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
@@ -111,7 +139,8 @@ def pytest_collection_modifyitems(config, items):
     """
     for item in items:
         dear = DEAR_FIXTURES.intersection(item.fixturenames)
-        if dear or not is_quick(item):
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if dear or not is_quick(item, given):
             item.add_marker(pytest.mark.sweep)
     if not config.option.keyword:  # who chooses by name wants them all
         thin_out(items)

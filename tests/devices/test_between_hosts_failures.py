@@ -1,9 +1,11 @@
 """Calls on CUDA arrays between hosts that fail: named errors, and life goes on."""
 
+import gc
 import os
 import signal
 import threading
 import time
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -296,3 +298,21 @@ def dropped(comm):
 def test_world_is_closed_with_calls_in_flight():
     with world(2, hosts=(0, 1)) as w:
         w.run(dropped)
+
+
+def engine_after_a_call(comm):
+    comm.all_reduce(to_device(np.ones(3000)), stream=_native.CudaStream(0))
+    comm.synchronize(30)
+    return ref(comm.core.device.made)
+
+
+def test_engine_is_released_when_it_is_closed():
+    """With its memory, and at once: the garbage collector may come much later."""
+    gc.disable()
+    try:
+        with world(2, hosts=(0, 1)) as w:
+            engines = w.run(engine_after_a_call)
+        del w
+        assert [engine() for engine in engines] == [None, None]
+    finally:
+        gc.enable()

@@ -16,7 +16,6 @@ import atexit
 import copy
 import faulthandler
 import functools
-import importlib
 import importlib.util
 import json
 import os
@@ -136,14 +135,10 @@ def interrupt_in_call(comm, number=signal.SIGINT, calls=1):
 
 
 class Forks:
-    """The process that forks, as seen from a test; `env` is for it and the ranks.
+    """The process that forks, as seen from a test; `env` is for it and the ranks."""
 
-    It imports the modules that are named, beside our own.
-    """
-
-    def __init__(self, limit_s=LIMIT_S, imports=(), **env):
+    def __init__(self, limit_s=LIMIT_S, **env):
         self._limit_s = limit_s
-        self._imports = imports
         self._env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | env
         self._of_ranks = {}
 
@@ -155,7 +150,7 @@ class Forks:
 
     def __enter__(self):
         self._server = subprocess.Popen(
-            [sys.executable, __file__, *self._imports],
+            [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | self._env,
@@ -298,8 +293,6 @@ if __name__ == "__main__":
     import unisono.runtime.world.init
     import unisono.testing  # noqa: F401
 
-    for name in sys.argv[1:]:
-        importlib.import_module(name)
     for line in sys.stdin.buffer:
         answer = json.dumps(run(json.loads(line))).encode() + b"\n"
         sys.stdout.buffer.write(answer)
