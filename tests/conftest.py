@@ -36,9 +36,11 @@ settings.load_profile("unhurried")
 
 
 def pytest_configure(config):
-    import worker_crashes  # from support
+    import rewriting  # from support
+    import worker_crashes
 
     worker_crashes.register(config)
+    rewriting.rewrite_share(config, Path(__file__).parent)
 
 
 def is_quick(item, given):
