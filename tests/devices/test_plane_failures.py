@@ -26,7 +26,7 @@ def windows(request, monkeypatch):
 def absent(comm):
     me = DeviceRank(comm)
     me.first_call()
-    comm.timeout_s = 2
+    comm.timeout_s = 1
     if comm.rank == 1:
         # It never makes the call.
         until_broken(comm)
