@@ -10,7 +10,7 @@ INSTALL := $(PIP) install --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
-.PHONY: demo test test-all check quick sweep ready bench peers docs clean trials torch-suite browser typescript types perfetto nvrtc
+.PHONY: demo test test-all check quick sweep ready system bench peers docs clean trials torch-suite browser typescript types perfetto nvrtc
 .PHONY: truth gpu-test gpu-test-nccl stubs wheels sanitize sanitize-address sanitize-thread campaign soak clients
 
 demo: $(VENV)/.cli
@@ -37,12 +37,19 @@ test-all: ready
 
 # What tests need, fetched and built side by side.
 ready:
-	@$(MAKE) --no-print-directory -j2 $(VENV)/.test browser
-	@$(MAKE) --no-print-directory -j2 nvrtc typescript
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.test system
+	@$(MAKE) --no-print-directory nvrtc
+
+# What apt-get installs, one after the other: it has a lock.
+system:
+	@$(MAKE) --no-print-directory browser
+	@$(MAKE) --no-print-directory typescript
 
 # The compiler of the GPU's kernel, where it can be had; else its tests are skipped.
 nvrtc: $(VENV)/.test
-	@[ -e $(VENV)/.nvrtc ] || { \
+	@$(NVRTC)
+
+NVRTC = [ -e $(VENV)/.nvrtc ] || { \
 	  $(BIN)/python tools/requirements.py gpu > $(VENV)/gpu.txt; \
 	  timeout 240 $(INSTALL) -r $(VENV)/gpu.txt > /dev/null 2>&1 \
 	  || echo "NVRTC could not be installed: tests that compile for GPUs are skipped"; \
@@ -254,12 +261,13 @@ $(VENV)/bin/python:
 
 # One stamp per set of extras, made anew when the build or the dependencies change. The
 # native core is compiled while the dependencies are fetched and unpacked, which takes
-# one core; neither needs the other.
+# one core; neither needs the other. Nor does NVRTC, which tests use.
 $(VENV)/.%: $(VENV)/bin/python pyproject.toml $(NATIVE)
 	@echo "installing unisono[$*] into $(VENV)"
 	@$(INSTALL) --no-deps --editable . & ours=$$!; \
 	  $(BIN)/python tools/requirements.py $* > $(VENV)/$*.txt \
 	  && $(INSTALL) --no-warn-conflicts -r $(VENV)/$*.txt; theirs=$$?; \
+	  $(if $(filter test,$*),$(NVRTC);) \
 	  wait $$ours && exit $$theirs
 	@touch $@
 

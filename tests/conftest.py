@@ -1,5 +1,6 @@
 """What tests of several folders have in common can be imported by all of them."""
 
+import gc
 import os
 import signal
 import sys
@@ -33,33 +34,17 @@ settings.register_profile(
 )
 settings.load_profile("unhurried")
 
-# What is dear to make (a site, a module, a browser, a run of torch's suite) one worker
-# makes for all; another would make it again, or wait for it.
-TOGETHER = {
-    "test_pages.py": "site",
-    "test_links.py": "site",
-    "test_reference.py": "site",
-    "test_wheel.py": "wheel",
-    "test_explainer.py": "browser",
-    "test_notebook.py": "browser",
-    "test_studio.py": "browser",
-    "test_top_page.py": "browser",
-    "test_site_theme.py": "browser",
-    "test_compiled.py": "compiled",
-    "test_torch_suite.py": "suite",
-    "test_model.py": "model",
-}
-
 
 def pytest_configure(config):
-    import worker_crashes  # from support
+    import rewriting  # from support
+    import worker_crashes
 
     worker_crashes.register(config)
+    rewriting.rewrite_share(config, Path(__file__).parent)
 
 
-def is_quick(item):
+def is_quick(item, given):
     """Whether its parameters are among those that its markers `quick` name."""
-    given = item.callspec.params if hasattr(item, "callspec") else {}
     for node, marker in item.iter_markers_with_node("quick"):
         for name, values in marker.kwargs.items():
             if name in given and given[name] not in values:
@@ -95,6 +80,14 @@ def cases_of_functions(items):
     return found.values()
 
 
+def evenly_spread(function, number):
+    """Which of the cases of a function are not sweeps."""
+    marker = function.get_closest_marker("cases")
+    most = MOST_CASES if marker is None else marker.args[0]
+    step = max(1, number / most)
+    return {int(i * step) for i in range(most)}
+
+
 def thin_out(items):
     """Make sweeps of the most that repeat each other."""
     seen = Counter()
@@ -106,13 +99,34 @@ def thin_out(items):
             item.add_marker(pytest.mark.sweep)
         seen[item.path] += 1
     for cases in cases_of_functions(items):
-        marker = cases[0].get_closest_marker("cases")
-        most = MOST_CASES if marker is None else marker.args[0]
-        step = max(1, len(cases) / most)
-        kept = {int(i * step) for i in range(most)}
+        kept = evenly_spread(cases[0], len(cases))
         for i, item in enumerate(cases):
             if i not in kept:
                 item.add_marker(pytest.mark.sweep)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_generate_tests(metafunc):
+    """Make no tests of what would be sweeps, where these are not run.
+
+    They are three of four, and to make them takes each worker seconds. There is no
+    public way to take parameters back. Who names tests with parameters may mean one.
+    """
+    result = yield
+    option, function = metafunc.config.option, metafunc.definition
+    named = option.keyword or any("[" in name for name in metafunc.config.args)
+    if option.markexpr == "not sweep" and not named:
+        cases = [
+            case
+            for case in metafunc._calls
+            if is_quick(function, case.params)
+            and all(mark.name != "sweep" for mark in case.marks)
+        ]
+        if function.get_closest_marker("one_in") is None:  # it counts those of a file
+            kept = evenly_spread(function, len(cases))
+            cases = [case for i, case in enumerate(cases) if i in kept]
+        metafunc._calls = cases or metafunc._calls[:1]
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks at the markers
@@ -127,7 +141,8 @@ def pytest_collection_modifyitems(config, items):
     """
     for item in items:
         dear = DEAR_FIXTURES.intersection(item.fixturenames)
-        if dear or not is_quick(item):
+        given = item.callspec.params if hasattr(item, "callspec") else {}
+        if dear or not is_quick(item, given):
             item.add_marker(pytest.mark.sweep)
     if not config.option.keyword:  # who chooses by name wants them all
         thin_out(items)
@@ -137,25 +152,27 @@ def pytest_collection_modifyitems(config, items):
             with_fewer_examples(test)
 
 
+def pytest_collection_finish():
+    """Let the garbage collector pass over modules and tests, which remain for good.
+
+    There are so many of them that to look through them takes longer than most tests.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Give workers functions with all their parameters, files as above as a whole.
-
-    Those of most tests come first. Whenever a test ends, the scheduler counts all that
-    a worker was given: what is done is taken away, or that takes long in the end.
-    """
-    from xdist.scheduler import LoadScopeScheduling
-
-    class Together(LoadScopeScheduling):
-        def _split_scope(self, nodeid):
-            function = nodeid.partition("[")[0]
-            return TOGETHER.get(Path(nodeid.partition("::")[0]).name, function)
-
-        def mark_test_complete(self, node, item_index, duration=0):
-            super().mark_test_complete(node, item_index, duration)
-            given = self.assigned_work[node]
-            scope = self._split_scope(self.registered_collections[node][item_index])
-            if all(given[scope].values()):
-                del given[scope]
+    """Give workers what belongs together, the longest first."""
+    from distribution import Together  # from support
 
     return Together(config, log)
+
+
+@pytest.fixture(scope="session")
+def forks():
+    """The process that ranks which are processes are forked from."""
+    from forked import Forks  # from support
+
+    with Forks() as made:
+        yield made

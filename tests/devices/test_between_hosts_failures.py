@@ -1,9 +1,11 @@
 """Calls on CUDA arrays between hosts that fail: named errors, and life goes on."""
 
+import gc
 import os
 import signal
 import threading
 import time
+from weakref import ref
 
 import numpy as np
 import pytest
@@ -11,47 +13,30 @@ import pytest
 import emulated
 import unisono
 from device_cases import to_device
+from device_rank import COUNT, DeviceRank
 from forked import until_broken
+from processes import our_variables
 from unisono import _native
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost, UsageError
 from unisono.runtime.device import between_hosts
-from unisono.testing import world, world_across
+from unisono.testing import world
 
-COUNT = 1000
 layouts = pytest.mark.parametrize(
     "hosts", [(0, 1, 2), (0, 0, 1, 1), (0, 0, 1)], ids=str
 )
 
 
-class Rank:
-    """A rank with a stream of its own."""
-
-    def __init__(self, comm):
-        self.comm = comm
-        self.stream = _native.CudaStream(0)
-
-    def call(self, name="all_reduce", **how):
-        x = to_device(np.ones(COUNT, np.float32))
-        getattr(self.comm, name)(x, stream=self.stream, **how)
-        return x
-
-    def outcome(self, call):
-        """What a call and the next one raise."""
-        x = None
-        try:
-            x = call()
-            self.comm.synchronize(30)
-        except unisono.UnisonoError as error:
-            return error, x
-        return None, x
+@pytest.fixture(autouse=True)
+def _no_garbage():
+    """Errors keep frames, and these a rank with its memory, until then."""
+    yield
+    gc.collect()
 
 
 def absent(comm):
-    me = Rank(comm)
-    me.call()
-    comm.synchronize(30)
+    me = DeviceRank(comm)
+    me.first_call()
     comm.timeout_s = 1
-    comm.barrier()
     if comm.rank == 1:  # it never makes the call
         until_broken(comm)
         return None
@@ -81,11 +66,9 @@ def test_absent_rank_is_named_and_output_is_no_number(hosts):
 
 
 def different(comm, odd):
-    me = Rank(comm)
+    me = DeviceRank(comm)
     for op in ("sum", "max"):  # a kernel is loaded while no call is in flight
-        me.call(op=op)
-        comm.synchronize(30)
-    comm.barrier()
+        me.first_call(op=op)
     if comm.rank == 2:
         return me.outcome(lambda: me.call(**odd))[0]
     return me.outcome(me.call)[0]
@@ -105,10 +88,8 @@ def test_different_calls_are_named_on_all_ranks(hosts, odd):
 
 
 def closes(comm):
-    me = Rank(comm)
-    me.call()
-    comm.synchronize(30)
-    comm.barrier()
+    me = DeviceRank(comm)
+    me.first_call()
     if comm.rank == 0:
         comm.close()
         return None
@@ -125,34 +106,34 @@ def test_closed_rank_is_named(hosts):
         assert error.ranks == (0,), error
 
 
-def killed(comm):
-    me = Rank(comm)
-    me.call()
-    comm.synchronize(30)
-    comm.barrier()
+def killed(rank):
+    comm = rank.init()
+    me = DeviceRank(comm)
+    me.first_call()
     if comm.rank == 1:
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
     error, _ = me.outcome(me.call)
     survivors = comm.shrink()
-    y = Rank(survivors).call()
+    y = DeviceRank(survivors).call()
     survivors.synchronize(30)
-    return type(error), error.ranks, str(error), float(y.numpy()[0])
+    total = float(y.numpy()[0])
+    survivors.close()
+    return type(error).__name__, error.ranks, str(error), total
 
 
 @pytest.mark.quick(sizes=[(2, 1)])
 @pytest.mark.parametrize("sizes", [(2, 1), (2, 2), (1, 2)], ids=str)
-def test_killed_rank_is_named_and_survivors_go_on(sizes):
+def test_killed_rank_is_named_and_survivors_go_on(sizes, forks):
     n = sum(sizes)
-    with world_across(sizes, grace_s=60).start(killed) as running:
-        ends = running.wait()
+    ends = forks.having(**our_variables()).run(n, killed, hosts=sizes)
     for end in ends:
         if end.rank == 1:
             assert end.status == -signal.SIGKILL
             continue
         assert end.status == 0, end
-        kind, lost, text, total = end.result
-        assert (kind, lost) == (PeerLost, (1,)), text
+        kind, lost, text, total = end.value
+        assert (kind, lost) == ("PeerLost", [1]), text
         assert total == n - 1
 
 
@@ -296,10 +277,8 @@ def test_default_stream_of_threads_is_refused():
 
 def stuck(comm, until):
     """The driver does not return to the thread of rank 0."""
-    me = Rank(comm)
-    me.call()
-    comm.synchronize(30)
-    comm.barrier()
+    me = DeviceRank(comm)
+    me.first_call()
     if comm.rank == 0:
         plane = comm.core.device.made
         plane._pipeline._fetch = lambda *_: until.wait(30)
@@ -326,3 +305,21 @@ def dropped(comm):
 def test_world_is_closed_with_calls_in_flight():
     with world(2, hosts=(0, 1)) as w:
         w.run(dropped)
+
+
+def engine_after_a_call(comm):
+    comm.all_reduce(to_device(np.ones(3000)), stream=_native.CudaStream(0))
+    comm.synchronize(30)
+    return ref(comm.core.device.made)
+
+
+def test_engine_is_released_when_it_is_closed():
+    """With its memory, and at once: the garbage collector may come much later."""
+    gc.disable()
+    try:
+        with world(2, hosts=(0, 1)) as w:
+            engines = w.run(engine_after_a_call)
+        del w
+        assert [engine() for engine in engines] == [None, None]
+    finally:
+        gc.enable()

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from forked import Forks
 from unisono.devices import found, kernel_cache, nvrtc, rtc
 from unisono.devices.once import OncePerKey
 from unisono.errors import BadArgument, CompilationFailed, DeviceError
@@ -235,9 +234,8 @@ def compile_in_process(rank, folder):
     return len(rtc.compile_kernel(*WANTED))
 
 
-def test_processes_at_once_compile_once(tmp_path):
-    with Forks() as forks:
-        ends = forks.run(5, compile_in_process, str(tmp_path))
+def test_processes_at_once_compile_once(forks, tmp_path):
+    ends = forks.run(5, compile_in_process, str(tmp_path))
     assert [end.status for end in ends] == [0] * 5, ends
     assert len({end.value for end in ends}) == 1
     assert Compiler(f"{tmp_path}/log").count == 1

@@ -1,5 +1,6 @@
 """Collectives by NCCL, of which a fake one runs on the emulated driver."""
 
+import ctypes
 import gc
 from weakref import ref
 
@@ -12,6 +13,7 @@ from emulated_world import alone
 from fake_nccl import ON_DEVICE, FakeNccl
 from processes import on_processes
 from unisono import _native
+from unisono.devices import nccl
 from unisono.errors import UnisonoError, UsageError
 from unisono.testing import world
 from unisono.testing.engines import cases, check_engine
@@ -220,3 +222,14 @@ def test_unknown_engines_are_refused(monkeypatch):
         x = to_device(np.ones(3, np.float32))
         with pytest.raises(UnisonoError, match=r"UNISONO_CUDA_ENGINE=mpi \(rank 0\)"):
             w.comms[0].all_reduce(x)
+
+
+def test_settings_have_the_layout_of_nccl_h():
+    """ncclConfig_t of 2.18: an older form would be refused, a larger one misread."""
+    made = nccl.settings()
+    assert ctypes.sizeof(made) == made.size == 48
+    assert nccl.Settings.blocking.offset == 16
+    assert nccl.Settings.net_name.offset == 32
+    assert nccl.Settings.split_share.offset == 40
+    assert (made.magic, made.version, made.blocking) == (0xCAFEBEEF, 21800, 0)
+    assert ctypes.sizeof(nccl.UniqueId) == 128

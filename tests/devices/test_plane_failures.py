@@ -10,13 +10,11 @@ import pytest
 import emulated
 import unisono
 from device_cases import to_device
+from device_rank import COUNT, DeviceRank
 from forked import until_broken
-from processes import on_processes
-from unisono import _native
+from processes import on_processes, our_variables
 from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
-from unisono.testing import world, world_across
-
-COUNT = 1000
+from unisono.testing import world
 
 
 @pytest.fixture(params=["device", "host"])
@@ -25,40 +23,15 @@ def windows(request, monkeypatch):
     monkeypatch.setenv("UNISONO_CUDA_WINDOWS", request.param)
 
 
-class Rank:
-    """A rank with a stream of its own."""
-
-    def __init__(self, comm):
-        self.comm = comm
-        self.stream = _native.CudaStream(0)
-
-    def all_reduce(self, **how):
-        x = to_device(np.ones(COUNT, np.float32))
-        self.comm.all_reduce(x, stream=self.stream, **how)
-        return x
-
-    def outcome(self, call):
-        """What a call and the next one raise."""
-        x = None
-        try:
-            x = call()
-            self.comm.synchronize(30)
-        except unisono.UnisonoError as error:
-            return error, x
-        return None, x
-
-
 def absent(comm):
-    me = Rank(comm)
-    me.all_reduce()
-    comm.synchronize(30)
-    comm.timeout_s = 2
-    comm.barrier()
+    me = DeviceRank(comm)
+    me.first_call()
+    comm.timeout_s = 1
     if comm.rank == 1:
         # It never makes the call.
         until_broken(comm)
         return None
-    error, x = me.outcome(me.all_reduce)
+    error, x = me.outcome(me.call)
     usable = to_device(np.ones(3, np.float32))
     return error, x.numpy(), usable.numpy().tolist()
 
@@ -77,14 +50,12 @@ def test_absent_rank_is_named_and_output_is_no_number(windows):
 
 
 def different(comm):
-    me = Rank(comm)
+    me = DeviceRank(comm)
     for op in ("sum", "max"):  # a kernel is loaded while no call is in flight
-        me.all_reduce(op=op)
-        comm.synchronize(30)
-    comm.barrier()  # all have ended these calls
+        me.first_call(op=op)
     if comm.rank == 2:
-        return me.outcome(lambda: me.all_reduce(op="max"))[0]
-    return me.outcome(me.all_reduce)[0]
+        return me.outcome(lambda: me.call(op="max"))[0]
+    return me.outcome(me.call)[0]
 
 
 def test_different_calls_are_named_on_all_ranks(windows):
@@ -99,13 +70,13 @@ def test_different_calls_are_named_on_all_ranks(windows):
 
 
 def closes(comm):
-    me = Rank(comm)
-    me.all_reduce()
+    me = DeviceRank(comm)
+    me.call()
     comm.synchronize(30)
     if comm.rank == 0:
         comm.close()
         return None
-    return me.outcome(me.all_reduce)[0]
+    return me.outcome(me.call)[0]
 
 
 def test_closed_rank_is_named(windows):
@@ -116,30 +87,29 @@ def test_closed_rank_is_named(windows):
     assert "closed" in str(error)
 
 
-def killed(comm):
-    me = Rank(comm)
-    me.all_reduce()
-    comm.synchronize(30)
-    comm.barrier()  # all have ended the first call
+def killed(rank):
+    comm = rank.init()
+    me = DeviceRank(comm)
+    me.first_call()
     if comm.rank == 1:
         time.sleep(0.2)
         os.kill(os.getpid(), signal.SIGKILL)
-    error, _ = me.outcome(me.all_reduce)
+    error, _ = me.outcome(me.call)
     survivors = comm.shrink()
-    y = Rank(survivors).all_reduce()
+    y = DeviceRank(survivors).call()
     survivors.synchronize(30)
-    return error.ranks, str(error), float(y.numpy()[0])
+    total = float(y.numpy()[0])
+    survivors.close()
+    return error.ranks, str(error), total
 
 
 @pytest.mark.cases(1)
-def test_killed_rank_is_named_and_survivors_go_on(windows):
-    near = {"UNISONO_ADDRESS": ""}
-    with world_across([3], env=near, grace_s=40).start(killed) as running:
-        ends = running.wait()
+def test_killed_rank_is_named_and_survivors_go_on(windows, forks):
+    ends = forks.having(**our_variables()).run(3, killed)
     assert [end.status for end in ends] == [0, -signal.SIGKILL, 0], ends
     for end in (ends[0], ends[2]):
-        lost, text, total = end.result
-        assert lost == (1,), text
+        lost, text, total = end.value
+        assert lost == [1], text
         assert "died" in text
         assert total == 2
 

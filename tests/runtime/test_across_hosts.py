@@ -7,7 +7,6 @@ within them there is shared memory.
 
 import os
 import signal
-import sys
 import time
 from functools import partial
 
@@ -15,9 +14,8 @@ import numpy as np
 import pytest
 from test_failures import blocked, calls_by_name, check_mismatch, ones, until_broken
 
-from forked import Forks, attempt, await_that, interrupt_in_call
+from forked import attempt, await_that, interrupt_after, interrupt_in_call
 from unisono import _native
-from unisono.errors import PeerLost
 from unisono.runtime.observe.failures import FailureCode
 from unisono.testing import world, world_across
 
@@ -25,12 +23,6 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.one_in(3)]
 
 SHAPES = [(1, 1), (4, 1), (2, 3, 1)]
 SMALL_SHAPES = [(1, 1), (2, 1), (1, 1, 1)]
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 # --- what works
@@ -394,23 +386,22 @@ def test_rank_that_was_stopped_in_a_wait_is_named(stopped):
     assert error["attributes"]["ranks"] == [stopped], error
 
 
-def strike(comm):
+def strike(rank):
+    comm = rank.init()
     comm.barrier()
-    sys.stdout.write("begun\n")
+    if rank.number == 2:
+        interrupt_after(0.05, signal.SIGKILL)
     while True:
         comm.all_reduce(ones(5000))
 
 
-def test_processes_name_the_killed_rank():
-    with world_across([1, 2], grace_s=30).start(strike) as running:
-        while "begun" not in running.stdout(2):
-            time.sleep(0.01)
-        running.signal(2, signal.SIGKILL)
-        ends = running.wait()
+def test_processes_name_the_killed_rank(forks):
+    ends = forks.run(3, strike, hosts=[1, 2])
+    assert ends[2].status == -signal.SIGKILL
     for end in ends[:2]:
-        assert isinstance(end.error, PeerLost), end
-        assert end.error.ranks == (2,)
-        assert end.error.pids == (ends[2].pid,)
+        assert end.error == "PeerLost", end
+        assert end.ranks == [2]
+        assert end.pids == [ends[2].pid]
 
 
 # --- signals and forks

@@ -14,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from forked import Forks, attempt
+from forked import attempt
 from unisono.errors import PeerLost
 from unisono.runtime.world.address import free_port
 from unisono.testing import Hosts, Proxy, needs_hosts, world_across
@@ -45,10 +45,9 @@ def go_on(comm, flag):
 # --- through proxies
 
 
-@pytest.fixture(scope="module")
-def forks():
-    with Forks(UNISONO_SILENCE_S=str(SILENCE_S), UNISONO_TIMEOUT_S="30") as made:
-        yield made
+@pytest.fixture
+def forks(forks):
+    return forks.having(UNISONO_SILENCE_S=str(SILENCE_S), UNISONO_TIMEOUT_S="30")
 
 
 def works(rank, flag):

@@ -12,16 +12,10 @@ import numpy as np
 import pytest
 
 import unisono
-from forked import Forks, await_that, interrupt_in_call
+from forked import await_that, interrupt_in_call
 
 COUNT = 64
 M_PERTURB = -6
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 class Asked(Exception):

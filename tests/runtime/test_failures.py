@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 
 from forked import (
-    Forks,
     attempt,
     await_that,
     error_summary,
@@ -38,12 +37,6 @@ from unisono.runtime.observe.failures import late_hint
 from unisono.testing import world
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.one_in(2)]
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 def ones(count=10, dtype="float32"):

@@ -10,16 +10,10 @@ import time
 import numpy as np
 import pytest
 
-from forked import Forks, await_that
+from forked import await_that
 from unisono import _native, testing
 
 LIMIT_S = 30.0
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 def in_child(function, *args):

@@ -10,7 +10,7 @@ import pytest
 from test_across_hosts import collectives, in_flight
 from test_cut_streams import cut
 
-from forked import Forks, attempt, interrupt_in_call, until_broken
+from forked import attempt, interrupt_in_call, until_broken
 from unisono import _native
 from unisono.errors import (
     CollectiveMismatch,
@@ -146,11 +146,10 @@ def test_closing_with_calls_in_flight_ends_them(monkeypatch):
         assert made.run(leaves) == [True] * 2
 
 
-@pytest.fixture(scope="module")
-def forks():
+@pytest.fixture
+def forks(forks):
     env = {"UNISONO_IO_THREADS": "3", "UNISONO_LANES": "2", "UNISONO_IO_LEAST": "1"}
-    with Forks(**env) as made:
-        yield made
+    return forks.having(**env)
 
 
 def is_interrupted(rank):

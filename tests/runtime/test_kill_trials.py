@@ -129,7 +129,7 @@ ACROSS = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server():
     with TrialServer() as made:
         yield made

@@ -10,17 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from forked import Forks, attempt, await_that
+from forked import attempt, await_that
 from unisono.errors import PeerLost
 from unisono.testing import world
 
 pytestmark = pytest.mark.timeout(240)
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 def has_left(comm, rank):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_cut_streams import ENCRYPTED
 
-from forked import Forks, attempt
+from forked import attempt
 from unisono import _native
 from unisono.errors import CollectiveTimeout, Corrupted, TransportError
 from unisono.runtime.observe.failures import FailureCode
@@ -224,12 +224,6 @@ def test_invalid_lanes_are_refused(victim, lane, lanes):
 
 
 # --- when rank 0, which relays the news between hosts, has died
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 def waits_without_hub(rank):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from conformance import STYLES, Case, check, perform
-from forked import Forks, attempt, await_that
+from forked import attempt, await_that
 from processes import on_processes
 from unisono import _native
 from unisono.errors import BadArgument, UsageError
@@ -24,12 +24,6 @@ FEW = [
     *(("reduce_scatter", "direct"), ("all_gather", "ring"), ("broadcast", "chain")),
     *(("reduce", "tree"), ("all_to_all", "direct"), ("gather", "tree")),
 ]
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 @pytest.fixture(autouse=True)

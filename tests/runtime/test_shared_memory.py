@@ -9,16 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forked import Forks, attempt, await_that
+from forked import attempt, await_that
 from unisono import _native
 
 NOBODY = 65534
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 def descriptors():

@@ -15,7 +15,7 @@ import pytest
 
 import unisono
 from conformance import check, every_algorithm, perform
-from forked import Forks, await_that, interrupt_in_call
+from forked import await_that, interrupt_in_call
 from unisono import _native
 from unisono.errors import CollectiveTimeout
 from unisono.runtime.plan.plans import SINGLE_COPY_FROM
@@ -24,12 +24,6 @@ pytestmark = pytest.mark.one_in(4)
 
 UNTRIED, REACHES, DENIED = range(3)
 PR_SET_DUMPABLE = 4
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 def large(n):

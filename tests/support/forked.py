@@ -1,18 +1,19 @@
 """Functions on real ranks, quickly: forked from a process that has all imported.
 
-    with Forks() as forks:
-        ends = forks.run(3, some_function, 1, "two")
+    ends = forks.run(3, some_function, 1, "two")
 
 calls some_function(rank, 1, "two") in three processes at once, where `rank` can connect
 to the others, and tells how each ended. The function must stand in a file by its name;
 its arguments and its value travel as JSON. Whoever hangs is shown with its stack. The
-forking process reads the file once, so what it imports costs the ranks nothing.
+forking process reads the file once, so what it imports costs the ranks nothing. There
+is one for all tests: the fixture `forks`.
 
 No order between processes comes by itself: a rank that must be later than another
 waits for its word (`rank.tell`, `rank.until`), not for a time.
 """
 
 import atexit
+import copy
 import faulthandler
 import functools
 import importlib.util
@@ -140,6 +141,13 @@ class Forks:
         self._limit_s = limit_s
         self._orders = 0
         self._env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | env
+        self._of_ranks = {}
+
+    def having(self, **env):
+        """The same process; its ranks have more in their environment."""
+        made = copy.copy(self)
+        made._of_ranks = self._of_ranks | env
+        return made
 
     def __enter__(self):
         self._server = subprocess.Popen(
@@ -162,6 +170,7 @@ class Forks:
         `env` has for each rank what its environment has more than that.
         """
         code = function.__code__
+        env = [self._of_ranks | more for more in env or [{}] * n]
         order = {"n": n, "file": code.co_filename, "name": function.__name__}
         order |= {"args": args, "limit_s": self._limit_s, "hosts": hosts, "env": env}
         self._orders += 1
@@ -248,7 +257,7 @@ def run_in(folder, order):
             os.environ.update(common)
             if places:
                 os.environ["UNISONO_HOST_ID"] = f"host{places[rank]}"
-            os.environ.update(order["env"][rank] if order["env"] else {})
+            os.environ.update(order["env"][rank])
             child(order, rank, job, tell, stderr)
         os.close(tell)
         ranks.append(

@@ -22,13 +22,14 @@ OF_ALL = {"UNISONO_TUNED", "UNISONO_PROBE", "UNISONO_GPU_TESTS"}
 
 def on_processes(function, n, args=(), **options):
     """What `function(comm, *args)` returns on each of n processes."""
-    variables = _our_variables()
+    variables = our_variables()
     _start_server(variables)
     args = function, variables, *args
     return unisono.spawn(_with_variables, n, args, method="forkserver", **options)
 
 
-def _our_variables():
+def our_variables():
+    """Our own variables, as they are here."""
     return {
         name: os.environ[name] for name in os.environ if name.startswith("UNISONO_")
     }

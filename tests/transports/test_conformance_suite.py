@@ -14,7 +14,7 @@ from unisono.transports.interface import Capabilities, Transport
 
 pytestmark = pytest.mark.one_in(4)
 
-QUICK = [("shm", 3), ("tcp", 2), ("threads", 3)]
+QUICK = [("shm", 2), ("tcp", 2), ("threads", 3)]
 CASES = [(name, n) for name in ("shm", "tcp", "threads") for n in (2, 3, 5)]
 
 

@@ -14,7 +14,6 @@ import msgspec
 import pending_clients
 import pytest
 
-from forked import Forks
 from unisono import _native
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
 from unisono.transports import connect
@@ -66,12 +65,6 @@ def pair():
 def hasty(monkeypatch):
     """Doubts do not last."""
     monkeypatch.setattr(connect, "REFUSED_S", 0.2)
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 def await_that(true):

@@ -12,7 +12,7 @@ import msgspec
 import pending_clients
 import pytest
 
-from forked import Forks, attempt
+from forked import attempt
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic
 from unisono.transports import connect, rendezvous_hosts
 from unisono.transports.addresses import Address
@@ -81,12 +81,6 @@ def connected(n, host="127.0.0.1", **options):
     finally:
         for table in tables:
             table.close()
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 @pytest.fixture

@@ -22,16 +22,15 @@ from unisono.transports import rendezvous_local as rendezvous
 from unisono.transports.rendezvous_local import Hello, LocalRendezvous
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from forked import Forks, attempt
+from forked import attempt
 
 SOURCES = Path(rendezvous.__file__).parents[1]
 NEW_PIDS = 0x20000000
 
 
 @pytest.fixture(scope="module")
-def forks():
-    with Forks(UNISONO_MONITOR="1") as made:
-        yield made
+def forks(forks):
+    return forks.having(UNISONO_MONITOR="1")
 
 
 # --- descriptors

@@ -6,7 +6,7 @@ import signal
 import numpy as np
 import pytest
 
-from forked import Forks, attempt, await_that
+from forked import attempt, await_that
 from unisono.runtime import core as base
 
 pytestmark = pytest.mark.timeout(240)
@@ -52,10 +52,10 @@ def until_stopped(pid):
 
 
 @pytest.mark.sweep
-def test_rank_that_connects_to_a_stopped_one_is_not_named():
+def test_rank_that_connects_to_a_stopped_one_is_not_named(forks):
     """Neither by rank 3, which shares a host with it, nor by rank 0, which does not."""
-    with Forks(UNISONO_SILENCE_S="60") as forks:
-        ends = forks.run(4, connects, hosts=(2, 2))
+    patient = forks.having(UNISONO_SILENCE_S="60")
+    ends = patient.run(4, connects, hosts=(2, 2))
     for end in ends:
         if end.rank == STOPPED:
             continue

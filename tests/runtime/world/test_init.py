@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import unisono
-from forked import Forks, attempt, await_that, interrupt_after
+from forked import attempt, await_that, interrupt_after
 from process_state import has_ended
 from unisono.errors import BadArgument
 from unisono.transports import rendezvous_local as rendezvous
@@ -27,12 +27,6 @@ pytestmark = [pytest.mark.timeout(240), pytest.mark.one_in(3)]
 
 ROOT = Path(__file__).parents[3]
 MINE = {name for name in os.environ if name.startswith(("UNISONO_", "SLURM_", "PMI_"))}
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 @pytest.fixture

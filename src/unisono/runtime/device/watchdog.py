@@ -49,8 +49,9 @@ class Watchdog:
         self._busy.clear()
 
     def close(self) -> None:
-        """Let the thread end."""
+        """Let the thread end, and forget `expire`, whose owner is released with it."""
         self._closed = True
+        self._expire = _nothing
         self._busy.set()
 
     def _watch(self) -> None:
@@ -60,3 +61,7 @@ class Watchdog:
             if late and self._busy.is_set() and not self._closed:
                 self._busy.clear()
                 self._expire()
+
+
+def _nothing() -> None:
+    pass
