@@ -17,6 +17,7 @@ import copy
 import faulthandler
 import functools
 import importlib.util
+import itertools
 import json
 import os
 import secrets
@@ -139,7 +140,7 @@ class Forks:
 
     def __init__(self, limit_s=LIMIT_S, **env):
         self._limit_s = limit_s
-        self._orders = 0
+        self._numbers = itertools.count(1)
         self._env = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"} | env
         self._of_ranks = {}
 
@@ -173,13 +174,12 @@ class Forks:
         env = [self._of_ranks | more for more in env or [{}] * n]
         order = {"n": n, "file": code.co_filename, "name": function.__name__}
         order |= {"args": args, "limit_s": self._limit_s, "hosts": hosts, "env": env}
-        self._orders += 1
-        order["number"] = self._orders
+        order["number"] = next(self._numbers)
         line = json.dumps(order).encode() + b"\n"
         self._server.stdin.write(line)
         self._server.stdin.flush()
         answer = {"number": 0}
-        while answer["number"] != self._orders:  # before are those of tests cut off
+        while answer["number"] != order["number"]:  # before are those of tests cut off
             text = self._server.stdout.readline()
             assert text, "the forking process died"
             answer = json.loads(text)

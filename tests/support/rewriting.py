@@ -9,11 +9,21 @@ from pathlib import Path
 
 from _pytest.assertion import rewrite  # there is no public way
 
+_PRIVATE = (
+    "get_cache_dir",
+    "try_makedirs",
+    "_rewrite_test",
+    "_write_pyc",
+    "assertstate_key",
+    "PYC_TAIL",
+)
+"""What a version of pytest may lack: then every worker rewrites what it imports."""
+
 
 def rewrite_share(config, folder):
     """Rewrite this worker's share of the test files in a folder, if it is a worker."""
     mine = getattr(config, "workerinput", None)
-    if mine is None:
+    if mine is None or any(not hasattr(rewrite, name) for name in _PRIVATE):
         return
     number, workers = int(mine["workerid"].removeprefix("gw")), mine["workercount"]
     for file in sorted(Path(folder).rglob("test_*.py"))[number % workers :: workers]:
