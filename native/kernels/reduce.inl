@@ -40,11 +40,26 @@ template <class T> struct __attribute__((packed, may_alias)) Anywhere {
 // first-level cache.
 constexpr std::size_t kStretch = 1024;
 
+// Two sources, straight into the result, which may be one of them: an element is read before
+// it is written, and no other is at its place, so the loop has no dependencies.
+template <class Type, class Operation>
+void reduce_two(void *out, const void *one, const void *other, std::size_t count) {
+  using T = Anywhere<typename Type::Stored>;
+  const T *a = static_cast<const T *>(one), *b = static_cast<const T *>(other);
+  T *result = static_cast<T *>(out);
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < count; ++i)
+    result[i].value =
+        Type::store(Operation::of(Type::load(a[i].value), Type::load(b[i].value)));
+}
+
 template <class Type, class Operation>
 void reduce(void *out, const void *const *sources, std::size_t num_sources,
             std::size_t count, std::uint32_t divisor) {
   using T = Anywhere<typename Type::Stored>;
   using S = typename Type::Sum;
+  if (num_sources == 2 && divisor == 1)
+    return reduce_two<Type, Operation>(out, sources[0], sources[1], count);
   alignas(64) S sums[kStretch];
   for (std::size_t begin = 0; begin < count; begin += kStretch) {
     const std::size_t length = count - begin < kStretch ? count - begin : kStretch;
