@@ -22,6 +22,8 @@ sys.dont_write_bytecode = False
 os.environ["UNISONO_TUNED"] = "0"
 # Nor on how fast the links are while tests run.
 os.environ["UNISONO_PROBE"] = "0"
+# Nor does a test build torch's compiled adapter in the background.
+os.environ["UNISONO_TORCH_ADAPTER"] = "python"
 
 # Who is started in the background may ignore Ctrl-C, and so would all it starts: but
 # there are tests of it.

@@ -134,6 +134,51 @@ def test_float16_by_vectors_has_the_bits_of_one_element_at_a_time(num_sources, o
         np.testing.assert_array_equal(codes, found["base"], err_msg=way)
 
 
+def all_pairs(name):
+    """Codes of every value, beside others: of 8 bits every pair, of 16 bits some."""
+    if numpy_dtype(name).itemsize == 1:
+        codes = np.arange(256, dtype=np.uint8)
+        return [(np.repeat(codes, 256), np.tile(codes, 256))]
+    codes, chance = np.arange(65536, dtype=np.uint16), np.random.default_rng(5)
+    others = [codes, np.roll(codes, 1), codes ^ 0x8000, chance.permutation(codes)]
+    return [(codes, other) for other in others]
+
+
+NANS = {"float16": 0x7E00, "bfloat16": 0x7FC0, "float8_e4m3fn": 127, "float8_e5m2": 126}
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("op", ["min", "max"])
+@pytest.mark.parametrize("name", SMALL)
+def test_min_and_max_of_codes_have_the_bits_of_comparing_their_values(name, op):
+    dtype, sign = numpy_dtype(name), 1 << (8 * numpy_dtype(name).itemsize - 1)
+    for a, b in all_pairs(name):
+        x, y = (codes.view(dtype).astype(np.float32) for codes in (a, b))
+        first = (x < y if op == "min" else x > y) | np.isnan(x)
+        expected = np.where(first, a, b)
+        is_nan = np.isnan(np.where(first, x, y))
+        expected[is_nan] = expected[is_nan] & sign | NANS[name]
+        for way in ways()[:-1]:
+            out = np.empty_like(a)
+            reduce(out.view(dtype), [a.view(dtype), b.view(dtype)], op, by=way)
+            np.testing.assert_array_equal(out, expected, err_msg=way)
+            reduce(out.view(dtype), [a.view(dtype)] * 2 + [b.view(dtype)], op, by=way)
+            np.testing.assert_array_equal(out, expected, err_msg=f"{way}, three")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("op", ["sum", "prod", "mean"])
+@pytest.mark.parametrize("name", SMALL)
+def test_all_pairs_of_small_floats_are_reduced_to_the_bits_of_numpy(name, op):
+    dtype = numpy_dtype(name)
+    for pair in all_pairs(name):
+        sources = [codes.view(dtype) for codes in pair]
+        twin = reduce(np.empty_like(sources[0]), sources, op, by="numpy")
+        for way in ways()[:-1]:
+            out = reduce(np.empty_like(sources[0]), sources, op, by=way)
+            assert same(out, twin), way
+
+
 def test_unaligned_memory_works():
     rng = np.random.default_rng(4)
     raw = np.frombuffer(rng.bytes(4 * 1000 + 1), dtype=np.uint8)[1:].copy()

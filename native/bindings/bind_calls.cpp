@@ -125,13 +125,19 @@ bool run(std::shared_ptr<Handle> comm, const PlanHolder &plan, std::uint64_t inp
   }
 }
 
+// Whether a call may begin without the checks of the general path, which has the words for
+// whatever is wrong.
+bool usable(const Handle &comm) {
+  return !comm.closed() && !comm.host_peers().forked() &&
+         comm.failure().kind == FailureKind::none;
+}
+
 // A plain call that was made before. 0: not cached, use the general path; 1: done; 2:
 // failed.
 int quick(Handle &comm, int kind, nb::handle x, nb::handle out, nb::handle op,
           nb::handle root) {
   PlanCache::Found found = comm.plan_cache.find(kind, x, out, op, root);
-  if (found.plan == nullptr || comm.closed() || comm.host_peers().forked() ||
-      comm.failure().kind != FailureKind::none)
+  if (found.plan == nullptr || !usable(comm))
     return 0;
   const std::size_t bytes = found.plan->output_bytes + found.plan->input_bytes;
   Collective *task =
@@ -175,6 +181,19 @@ nb::object quick_of(nb::handle comm, nb::handle on_device) {
   return nb::steal(PyCFunction_New(&quick_method, nb::make_tuple(comm, on_device).ptr()));
 }
 
+int run_planned_checked(Handle &comm, const PlanHolder &holder, const void *input, void *output,
+                        std::int64_t timeout) {
+  if (!usable(comm))
+    return planned_general;
+  const std::size_t bytes = holder.plan->output_bytes + holder.plan->input_bytes;
+  Collective *task = comm.begin_inline(holder.plan, input, output, timeout);
+  if (task == nullptr)
+    return planned_general;
+  if (drive_inline(comm, *task, bytes))
+    return planned_done;
+  return comm.zero_copy().has_writers() ? planned_written : planned_failed;
+}
+
 std::shared_ptr<Transfer> enter(Comm &comm, bool sends, std::int64_t peer, std::int64_t tag,
                                 std::uint64_t data, std::size_t bytes, std::uint64_t type,
                                 const Note &note, std::int64_t timeout) {
@@ -208,6 +227,23 @@ Work transfer(std::shared_ptr<Handle> comm, bool sends, std::int64_t peer, std::
 }
 
 } // namespace
+
+int unisono::run_planned(PyObject *comm, PyObject *plan, const void *input, void *output,
+                         std::int64_t timeout) {
+  if (!nb::isinstance<Handle>(nb::handle(comm)) || !nb::isinstance<PlanHolder>(nb::handle(plan))) {
+    PyErr_SetString(PyExc_TypeError, "run_planned: expected a communicator and a plan");
+    return -1;
+  }
+  try {
+    return run_planned_checked(*nb::inst_ptr<Handle>(nb::handle(comm)),
+                               *nb::inst_ptr<PlanHolder>(nb::handle(plan)), input, output, timeout);
+  } catch (nb::python_error &raised) {
+    raised.restore();
+  } catch (const std::exception &error) { // no C++ exception may pass to another module
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return -1;
+}
 
 void bind_calls(nb::module_ &m, nb::class_<Handle> &comm) {
   comm.def("calling_threads", [](const Handle &c) { return c.calling_threads.all(); });

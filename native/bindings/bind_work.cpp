@@ -84,12 +84,14 @@ int work_when_done(PyObject *work, void (*call)(void *, int), void *arg) {
 
 struct WorkHooks {
   int (*when_done)(PyObject *work, void (*call)(void *, int), void *arg);
+  int (*run_planned)(PyObject *comm, PyObject *plan, const void *input, void *output,
+                     std::int64_t timeout);
 };
 
 // The name of the capsule changes with the struct.
 nb::object work_hooks() {
-  static WorkHooks hooks{work_when_done};
-  return nb::steal(PyCapsule_New(&hooks, "unisono.work_hooks.1", nullptr));
+  static WorkHooks hooks{work_when_done, run_planned};
+  return nb::steal(PyCapsule_New(&hooks, "unisono.work_hooks.2", nullptr));
 }
 
 // The send or receive behind it, or null.

@@ -75,6 +75,13 @@ private:
   bool wait_unlocked(std::int64_t timeout, bool helps);
 };
 
+// A blocking call of a plan, for other extension modules; with the interpreter lock. What it
+// returns is below, or -1 with an error set. After `planned_written` another rank may still
+// write to the buffers: they must never be released.
+enum : int { planned_general, planned_done, planned_failed, planned_written };
+int run_planned(PyObject *comm, PyObject *plan, const void *input, void *output,
+                std::int64_t timeout);
+
 using FailureTuple = std::tuple<int, std::uint32_t, std::uint32_t, std::uint64_t>;
 
 inline FailureTuple failure_tuple(Failure v) {

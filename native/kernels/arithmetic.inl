@@ -73,10 +73,20 @@ struct Prod {
 
 // In min and max a NaN wins over any number.
 struct Min {
-  template <class T> static T of(T a, T b) { return (a < b || a != a) ? a : b; }
+  template <class T> static T of(T a, T b) {
+    if constexpr (std::is_same_v<T, bool>)
+      return a & b;
+    else
+      return (a < b || a != a) ? a : b;
+  }
 };
 struct Max {
-  template <class T> static T of(T a, T b) { return (a > b || a != a) ? a : b; }
+  template <class T> static T of(T a, T b) {
+    if constexpr (std::is_same_v<T, bool>)
+      return a | b;
+    else
+      return (a > b || a != a) ? a : b;
+  }
 };
 struct BAnd {
   template <class T> static T of(T a, T b) { return static_cast<T>(a & b); }

@@ -24,6 +24,15 @@ template <class Bits, int E, int M, bool HasInfinity> struct Small {
   static constexpr std::uint32_t infinity = ((1u << E) - 1) << M; // or the top exponent
   static constexpr std::uint32_t nan = HasInfinity ? infinity | (1u << (M - 1)) : all;
   static constexpr std::uint32_t largest = HasInfinity ? infinity - 1 : all - 1;
+  static constexpr bool has_infinity = HasInfinity;
+  // For encoding: the bits that float32 has more, and the exponents that it has below.
+  static constexpr int drop = 23 - M;
+  static constexpr std::uint32_t rebias = (127u - bias) << M;
+  static constexpr std::uint32_t smallest_normal = (128u - bias) << 23;
+  // Adding this constant to a subnormal leaves its rounded mantissa in the low bits.
+  static constexpr float shift = power_of_two(1 - bias - M + 23);
+  // The float32 bits of what would follow the largest value.
+  static constexpr std::uint32_t beyond = (largest + 1 + rebias) << drop;
 
   static float decode(Small x) {
     const std::uint32_t magnitude = x.bits & all;
@@ -42,24 +51,16 @@ template <class Bits, int E, int M, bool HasInfinity> struct Small {
     // What is too large is cut to the value that follows the largest one: its code is that
     // of infinity, or of NaN.
     const std::uint32_t magnitude = given < beyond ? given : beyond;
-    constexpr int drop = 23 - M;
     // Normal: round on the bits, then move the exponent to the smaller bias.
     const std::uint32_t odd = (magnitude >> drop) & 1u;
     const std::uint32_t rounded = magnitude + ((1u << (drop - 1)) - 1u) + odd;
-    const std::uint32_t normal = (rounded >> drop) - ((127u - bias) << M);
-    // Subnormal: adding this constant leaves the rounded mantissa in the low bits.
-    constexpr float shift = power_of_two(1 - bias - M + 23);
+    const std::uint32_t normal = (rounded >> drop) - rebias;
     const std::uint32_t low = as_bits(as_float(magnitude) + shift) - as_bits(shift);
-    constexpr std::uint32_t smallest_normal = (128u - bias) << 23;
     std::uint32_t found = magnitude < smallest_normal ? low : normal;
     if constexpr (HasInfinity)
       found = given > 0x7f800000u ? nan : found;
     return {static_cast<Bits>(found | ((whole >> 31) << (E + M)))};
   }
-
-private:
-  // The float32 bits of what would follow the largest value.
-  static constexpr std::uint32_t beyond = (largest + 1 + ((127u - bias) << M)) << (23 - M);
 };
 
 using Float16 = Small<std::uint16_t, 5, 10, true>;

@@ -27,6 +27,10 @@ namespace {
 
 #include "kernels/half_conversion.inl"
 
+#include "kernels/small_vectors.inl"
+
+#include "kernels/small_codes.inl"
+
 // An element wherever it lies: users' buffers need not be aligned.
 template <class T> struct __attribute__((packed, may_alias)) Anywhere {
   T value;
@@ -36,11 +40,26 @@ template <class T> struct __attribute__((packed, may_alias)) Anywhere {
 // first-level cache.
 constexpr std::size_t kStretch = 1024;
 
+// Two sources, straight into the result, which may be one of them: an element is read before
+// it is written, and no other is at its place, so the loop has no dependencies.
+template <class Type, class Operation>
+void reduce_two(void *out, const void *one, const void *other, std::size_t count) {
+  using T = Anywhere<typename Type::Stored>;
+  const T *a = static_cast<const T *>(one), *b = static_cast<const T *>(other);
+  T *result = static_cast<T *>(out);
+#pragma GCC ivdep
+  for (std::size_t i = 0; i < count; ++i)
+    result[i].value =
+        Type::store(Operation::of(Type::load(a[i].value), Type::load(b[i].value)));
+}
+
 template <class Type, class Operation>
 void reduce(void *out, const void *const *sources, std::size_t num_sources,
             std::size_t count, std::uint32_t divisor) {
   using T = Anywhere<typename Type::Stored>;
   using S = typename Type::Sum;
+  if (num_sources == 2 && divisor == 1)
+    return reduce_two<Type, Operation>(out, sources[0], sources[1], count);
   alignas(64) S sums[kStretch];
   for (std::size_t begin = 0; begin < count; begin += kStretch) {
     const std::size_t length = count - begin < kStretch ? count - begin : kStretch;
@@ -101,30 +120,46 @@ void reduce_by_stretches(void *out, const void *const *sources, std::size_t num_
   }
 }
 
+// `Fixed` sources, or as many as there are: the loop over two is no loop.
+template <class Type, class Operation, std::size_t Fixed = 0>
+std::size_t reduce_side_by_side(void *out, const void *const *sources, std::size_t given,
+                                std::size_t count, std::uint32_t divisor) {
+  using T = typename Type::Stored;
+  using Vectors = Converted<Type>;
+  const std::size_t num_sources = Fixed != 0 ? Fixed : given;
+  std::size_t i = 0;
+  for (; i + Vectors::lanes <= count; i += Vectors::lanes) {
+    auto sums = Vectors::decoded(static_cast<const T *>(sources[0]) + i);
+    for (std::size_t k = 1; k < num_sources; ++k)
+      sums = Vectors::template combined<Operation>(
+          sums, Vectors::decoded(static_cast<const T *>(sources[k]) + i));
+    if (divisor != 1)
+      sums = sums / static_cast<float>(divisor);
+    Vectors::encode(static_cast<T *>(out) + i, sums);
+  }
+  return i;
+}
+
 template <class Type, class Operation>
 void reduce_converted(void *out, const void *const *sources, std::size_t num_sources,
                       std::size_t count, std::uint32_t divisor) {
-  using T = typename Type::Stored;
-  using Vectors = Converted<Type>;
-  constexpr std::size_t lanes = Vectors::lanes;
-  std::size_t i = 0;
-  if (num_sources <= kSideBySide)
-    for (; i + lanes <= count; i += lanes) {
-      auto sums = Vectors::decoded(static_cast<const T *>(sources[0]) + i);
-      for (std::size_t k = 1; k < num_sources; ++k)
-        sums = Vectors::template combined<Operation>(
-            sums, Vectors::decoded(static_cast<const T *>(sources[k]) + i));
-      if (divisor != 1)
-        sums = sums / static_cast<float>(divisor);
-      Vectors::encode(static_cast<T *>(out) + i, sums);
-    }
-  reduce_by_stretches<Type, Operation>(out, sources, num_sources, i, count, divisor);
+  std::size_t done = 0;
+  if (num_sources == 2)
+    done = reduce_side_by_side<Type, Operation, 2>(out, sources, 2, count, divisor);
+  else if (num_sources <= kSideBySide)
+    done = reduce_side_by_side<Type, Operation>(out, sources, num_sources, count, divisor);
+  reduce_by_stretches<Type, Operation>(out, sources, num_sources, done, count, divisor);
 }
+
+template <class Type> constexpr bool is_small = false;
+template <class Format> constexpr bool is_small<Rounded<Format>> = true;
 
 struct Kernels {
   template <DType D, Op O> static Kernel of() {
     if constexpr (!has_meaning<D, O>())
       return nullptr;
+    else if constexpr (is_small<typename ElementOf<D>::Type> && (O == Op::min || O == Op::max))
+      return reduce_codes<typename ElementOf<D>::Type::Stored, typename OperationOf<O>::Type>;
     else if constexpr (Converted<typename ElementOf<D>::Type>::by_vectors)
       return reduce_converted<typename ElementOf<D>::Type, typename OperationOf<O>::Type>;
     else

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from adapter_cache import CACHE
+from scripted_ranks import PRELUDE, environment, scripted
 
 from forked import Forks
 
@@ -67,6 +68,22 @@ def ranks(forks):
         assert not bad, "\n".join(
             f"rank {end.rank} ended with {end.status}:\n{end.stderr}" for end in bad
         )
+        return [end.value for end in ends]
+
+    return run
+
+
+@pytest.fixture
+def scripts(forks, tmp_path):
+    """scripts(adapter, code): what each of two ranks says, which are forked."""
+
+    def run(adapter, code, dies=()):
+        common = environment(tmp_path, adapter, 2)
+        env = [common | {"RANK": str(r)} for r in range(2)]
+        ends = forks.run(2, scripted, PRELUDE + code, env=env)
+        for end in ends:
+            assert end.rank in dies or end.status == 0, end.stderr
+            assert "leaked" not in end.stderr
         return [end.value for end in ends]
 
     return run

@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self
+from typing import Any, Self
 from weakref import finalize
 
 import numpy as np
@@ -31,6 +31,7 @@ from unisono.runtime.call.connecting import connecting
 from unisono.runtime.call.options import CallKey, CallOptions
 from unisono.runtime.call.reductions import Reduction, as_reduction
 from unisono.runtime.call.registered import RegisteredArrays
+from unisono.runtime.call.resizable import ResizableWorld
 from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
 from unisono.runtime.call.work import CallsInFlight, Work
 from unisono.runtime.device.half import DeviceHalf
@@ -43,21 +44,6 @@ from unisono.schedule.placement import numbered
 from unisono.transports.session import Known, Peer, Session
 
 LATE_S = 5.0
-
-
-class ResizableWorld(Protocol):
-    """A world that can shrink and grow; see `runtime.world.membership`."""
-
-    def shrink(self, comm: Any, timeout_s: float, dead: Sequence[int]) -> Any:
-        """The communicator of the surviving ranks."""
-
-    def grow(
-        self, comm: Any, world_size: int, timeout_s: float, address: str | None
-    ) -> Any:
-        """The communicator of these ranks and those that join."""
-
-    def release(self) -> None:
-        """Close the endpoints of earlier worlds."""
 
 
 class Core:
@@ -211,13 +197,7 @@ class Core:
         None.
         """
         self.check_usable(collective)
-        key = collective, dtype.code, counts, op, root
-        plan = self.plans.get(key)
-        if plan is None:
-            nothing = Buffer(None, 0, (), dtype)
-            call = Call(collective, counts, nothing, nothing, None, None, root)
-            plan = self.new_plan(call, as_reduction(op), _PLAIN)
-            self._remember(key, plan)
+        plan = self.plan_of(collective, dtype, counts, op, root)
         timeout = self._limit_ns(timeout_s)
         if async_op:
             native = self.native.submit(plan, input_at, output_at, timeout)
@@ -226,6 +206,24 @@ class Core:
         if self.native.run(plan, input_at, output_at, timeout, keep):
             return None
         raise self.failure(timeout_s)
+
+    def plan_of(
+        self,
+        collective: str,
+        dtype: DType,
+        counts: int | tuple[int, ...],
+        op: str = "sum",
+        root: int = 0,
+    ) -> _native.Plan:
+        """The plan of a call on raw addresses."""
+        key = collective, dtype.code, counts, op, root
+        plan = self.plans.get(key)
+        if plan is None:
+            nothing = Buffer(None, 0, (), dtype)
+            call = Call(collective, counts, nothing, nothing, None, None, root)
+            plan = self.new_plan(call, as_reduction(op), _PLAIN)
+            self._remember(key, plan)
+        return plan
 
     def _plan(self, call: Call, reduction: Reduction, how: CallOptions) -> _native.Plan:
         dtype = call.dtype

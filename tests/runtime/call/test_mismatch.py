@@ -452,7 +452,7 @@ class Hooks(ctypes.Structure):
 def hooks():
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    at = get(_native.work_hooks(), b"unisono.work_hooks.1")
+    at = get(_native.work_hooks(), b"unisono.work_hooks.2")
     return ctypes.cast(at, ctypes.POINTER(Hooks)).contents
 
 

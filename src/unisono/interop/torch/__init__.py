@@ -7,8 +7,9 @@ imported when the first is made.
 UNISONO_TORCH_REPLACES=gloo makes every group that asks for gloo one of ours, for
 programs that do not let their users choose: see `replacement.py`.
 
-There are two adapters, see `adapter_of`. `python -m unisono.interop.torch build` builds
-the compiled one, which is used from then on.
+There are two adapters, see `adapter_of`. The compiled one is built in the background by
+the first program that could use it, or by `python -m unisono.interop.torch build`, and
+used from then on.
 """
 
 from __future__ import annotations

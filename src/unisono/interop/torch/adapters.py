@@ -2,8 +2,9 @@
 
 The one in Python is always there, but it is a whole process group: beside it there is
 no place for the backend of another device. The compiled one is part of a group, and
-torch's C++ half sees it. So: the compiled one where it is built, or where a group has
-several backends; otherwise the one in Python.
+torch's C++ half sees it, and its small calls are faster. So: the compiled one where it
+is built, or where a group has several backends; otherwise the one in Python, and the
+compiled one is built meanwhile, for programs that begin later (`background.py`).
 """
 
 from __future__ import annotations
@@ -85,6 +86,10 @@ def make(options: Any, pg_options: Any = None) -> Any:
     except Exception as error:
         raise for_torch(error) from None
     if name == "python":
+        if wanted() == "auto":
+            from unisono.interop.torch import background
+
+            background.begin()
         from unisono.interop.torch.process_group import UnisonoProcessGroup
 
         return UnisonoProcessGroup(rendezvous, options.store, served(devices))

@@ -1,11 +1,13 @@
 // The adapter in C++: a `c10d::Backend` around the same Python object as the other one.
 //
-// Each call takes Python's lock and says what torch wants to `Collectives`. What comes back
-// is a `PendingCall`; the work around it has a future that needs no Python to be completed.
+// Each call takes Python's lock and says what torch wants to `TorchCollectives`. What comes
+// back is a `PendingCall`; the work around it has a future that needs no Python to be
+// completed. Blocking calls on plain tensors are made here, by their plans: `plans.hpp`.
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "plans.hpp"
 #include "work.hpp"
 
 namespace unisono {
@@ -52,8 +54,12 @@ public:
   void monitoredBarrier(const c10d::BarrierOptions &opts, bool all) override {
     tell("monitored_barrier", opts.timeout, all);
   }
-  void startCoalescing() override { tell("start_together"); }
+  void startCoalescing() override {
+    together_ = true;
+    tell("start_together");
+  }
   WorkPtr endCoalescing() override {
+    together_ = false;
     return call({OpType::COALESCED, "unisono:coalesced", "end_together"}, {}, {});
   }
 
@@ -75,6 +81,10 @@ public:
   }
 
   WorkPtr allreduce(Tensors &x, const c10d::AllreduceOptions &opts) override {
+    if (x.size() == 1 && begins_plain(opts) && plain_bytes(x[0]))
+      if (WorkPtr work = planned(OpType::ALLREDUCE, all_reduce, x[0], x[0], x, opts,
+                                 opts.reduceOp, 0, x[0].numel()))
+        return work;
     return call({OpType::ALLREDUCE, "unisono:all_reduce", "allreduce"}, x, x, x, opts);
   }
   WorkPtr allreduce_sparse(Tensors &x, const c10d::AllreduceOptions &opts) override {
@@ -86,9 +96,17 @@ public:
                 opts);
   }
   WorkPtr reduce(Tensors &x, const c10d::ReduceOptions &opts) override {
+    if (x.size() == 1 && begins_plain(opts) && plain_bytes(x[0]))
+      if (WorkPtr work = planned(OpType::REDUCE, reduce_, x[0], x[0], x, opts, opts.reduceOp,
+                                 opts.rootRank, x[0].numel()))
+        return work;
     return call({OpType::REDUCE, "unisono:reduce", "reduce"}, x, x, x, opts);
   }
   WorkPtr broadcast(Tensors &x, const c10d::BroadcastOptions &opts) override {
+    if (x.size() == 1 && begins_plain(opts) && plain_bytes(x[0]))
+      if (WorkPtr work = planned(OpType::BROADCAST, broadcast_, x[0], x[0], x, opts,
+                                 ReductionType::SUM, opts.rootRank, x[0].numel()))
+        return work;
     return call({OpType::BROADCAST, "unisono:broadcast", "broadcast"}, x, x, x, opts);
   }
   WorkPtr allgather(Lists &y, Tensors &x, const c10d::AllgatherOptions &opts) override {
@@ -96,6 +114,10 @@ public:
                 opts);
   }
   WorkPtr _allgather_base(Tensor &y, Tensor &x, const c10d::AllgatherOptions &opts) override {
+    if (begins_plain(opts) && plain_bytes(x, y, size_, 1))
+      if (WorkPtr work = planned(OpType::_ALLGATHER_BASE, all_gather, x, y, {y}, opts,
+                                 ReductionType::SUM, 0, y.numel()))
+        return work;
     return call({OpType::_ALLGATHER_BASE, "unisono:_all_gather_base", "all_gather_single"},
                 {x}, {y}, y, x, opts);
   }
@@ -123,6 +145,10 @@ public:
   }
   WorkPtr _reduce_scatter_base(Tensor &y, Tensor &x,
                                const c10d::ReduceScatterOptions &opts) override {
+    if (begins_plain(opts) && plain_bytes(x, y, 1, size_))
+      if (WorkPtr work = planned(OpType::_REDUCE_SCATTER_BASE, reduce_scatter_, x, y, {y}, opts,
+                                 opts.reduceOp, 0, x.numel()))
+        return work;
     return call({OpType::_REDUCE_SCATTER_BASE, "unisono:_reduce_scatter_base",
                  "reduce_scatter_single"},
                 {x}, {y}, y, x, opts);
@@ -139,10 +165,19 @@ public:
   WorkPtr alltoall_base(Tensor &y, Tensor &x, std::vector<std::int64_t> &gets,
                         std::vector<std::int64_t> &gives,
                         const c10d::AllToAllOptions &opts) override {
+    const bool even = gets.empty() && gives.empty() && x.dim() > 0 && x.size(0) % size_ == 0;
+    if (even && begins_plain(opts) && plain_bytes(x, y, 1, 1))
+      if (WorkPtr work = planned(OpType::ALLTOALL_BASE, all_to_all, x, y, {y}, opts,
+                                 ReductionType::SUM, 0, x.numel()))
+        return work;
     return call({OpType::ALLTOALL_BASE, "unisono:all_to_all", "all_to_all_single"}, {x}, {y},
                 y, x, gets, gives, opts);
   }
   WorkPtr barrier(const c10d::BarrierOptions &opts) override {
+    if (begins_plain(opts))
+      if (WorkPtr work = planned(OpType::BARRIER, barrier_, nothing_, nothing_, {}, opts,
+                                 ReductionType::SUM, 0, 0))
+        return work;
     return call({OpType::BARRIER, "unisono:barrier", "barrier"}, {}, {}, opts);
   }
   WorkPtr send(Tensors &x, int to, int tag) override {
@@ -162,6 +197,44 @@ private:
     const char *title; // to the profiler
     const char *method;
   };
+
+  // Their names for Python.
+  static constexpr const char all_reduce[] = "all_reduce", reduce_[] = "reduce",
+                              broadcast_[] = "broadcast", all_gather[] = "all_gather",
+                              reduce_scatter_[] = "reduce_scatter",
+                              all_to_all[] = "all_to_all", barrier_[] = "barrier";
+
+  // Whether a call blocks, is not one of several that are one work, and is not recorded.
+  template <class Options> bool begins_plain(const Options &opts) const {
+    return !opts.asyncOp && !together_ && !is_recorded();
+  }
+
+  // A call whose tensors are used as they are. Null if Python has to make it.
+  template <class Options>
+  WorkPtr planned(OpType type, const char *collective, const Tensor &x, const Tensor &y,
+                  const Tensors &outputs, const Options &opts, ReductionType op,
+                  std::int64_t root, std::int64_t count) {
+    const auto limit = limit_of(opts.timeout, options_->timeout);
+    if (op >= ReductionType::PREMUL_SUM || !limit)
+      return nullptr;
+    py::gil_scoped_acquire locked;
+    const auto [comm, plan] =
+        plans_.find(*calls_, {collective, count, root, x.scalar_type(), op});
+    if (!plan)
+      return nullptr;
+    switch (hooks->run_planned(comm.ptr(), plan.ptr(), x.const_data_ptr(), y.mutable_data_ptr(),
+                               limit->count() * 1'000'000)) {
+    case WorkHooks::general: return nullptr;
+    case WorkHooks::done: break;
+    case WorkHooks::written: new Tensors{x, y}; [[fallthrough]]; // never released
+    case WorkHooks::failed:
+      (*calls_).attr("raise_failure")(std::chrono::duration<double>(*limit).count());
+      [[fallthrough]];
+    default: throw py::error_already_set();
+    }
+    ++sequence_;
+    return c10::make_intrusive<UnisonoWork>(rank_, type, outputs);
+  }
 
   template <class... Args> void tell(const char *method, const Args &...args) {
     py::gil_scoped_acquire locked;
@@ -186,6 +259,9 @@ private:
   PyReference calls_;
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::uint64_t> sequence_ = 0;
+  std::atomic<bool> together_ = false;
+  PlanTable plans_;
+  Tensor nothing_ = at::empty({0}, at::kByte);
 };
 
 c10::intrusive_ptr<c10d::Backend> make_backend(py::object calls, int rank, int size,
@@ -218,7 +294,7 @@ PYBIND11_MODULE(_unisono_torch, m) {
   py::module_::import("torch._C._distributed_c10d");
   const py::object found = py::module_::import("unisono._native").attr("work_hooks")();
   unisono::hooks = static_cast<const unisono::WorkHooks *>(
-      PyCapsule_GetPointer(found.ptr(), "unisono.work_hooks.1"));
+      PyCapsule_GetPointer(found.ptr(), "unisono.work_hooks.2"));
   if (unisono::hooks == nullptr)
     throw py::error_already_set();
   m.def("make_backend", &unisono::make_backend);

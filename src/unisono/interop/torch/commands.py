@@ -30,18 +30,19 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _built() -> str:
-    from unisono.interop.torch import compiled
+    from unisono.interop.torch import background, compiled
 
     compiled.load()
+    background.forget_failure()
     return f"built: {compiled.path()}\n"
 
 
 def _status() -> str:
     import torch
 
-    from unisono.interop.torch import adapters, compiled
+    from unisono.interop.torch import adapters, background, compiled
 
-    there = "" if compiled.is_built() else " (not built)"
+    there = "" if compiled.is_built() else f" ({background.state()})"
     return (
         f"torch:    {torch.__version__}\n"
         f"adapter:  {adapters.chosen()} ({adapters.VARIABLE}={adapters.wanted()})\n"

@@ -1,7 +1,8 @@
 """The adapter in C++, built for the torch, the Python and the sources that are there.
 
 There is no binary for every torch, and the headers are in its wheel: one call of the
-compiler makes the module, in about half a minute. It is kept in the user's cache folder
+compiler makes the module, in about half a minute, beside the first program that could
+use it (`background.py`) or on request. It is kept in the user's cache folder
 under a name that tells what it was made from, so that another torch gets another one.
 Ranks that build at once wait for the first of them.
 
@@ -40,6 +41,7 @@ _LOG = logging.getLogger("unisono")
 _MODULE = "_unisono_torch"
 _HERE = Path(__file__).parent
 _SOURCE = _HERE / "backend.cpp"
+_HEADERS = ("plans.hpp", "work.hpp", "pool.hpp")
 _CACHE = UserCache("torch", "the compiled torch adapter")
 _LINES = 30  # of the compiler's, in an error
 _COMPILERS = ("c++", "g++", "clang++")
@@ -48,6 +50,13 @@ _COMPILERS = ("c++", "g++", "clang++")
 def path() -> Path:
     """Where the module is, or would be."""
     return _CACHE.folder() / _key() / f"{_MODULE}.so"
+
+
+def make_folder() -> Path:
+    """The folder it is kept in; UsageError if another user could change that."""
+    folder = path().parent
+    _CACHE.make_folders(folder)
+    return folder
 
 
 def is_built() -> bool:
@@ -76,7 +85,7 @@ def build() -> Path:
     """Make the module unless it is there; where it is."""
     target = path()
     try:
-        _CACHE.make_folders(target.parent)
+        make_folder()
         if _CACHE.is_ours(target):
             return target
         with alone(target.parent / "lock"):
@@ -123,7 +132,7 @@ def make_group(calls: Any, timeout: Any, store: Any, devices: Sequence[str]) -> 
 @functools.cache
 def _key() -> str:
     digest = hashlib.sha256()
-    for source in (_SOURCE, _HERE / "work.hpp", _HERE / "pool.hpp"):
+    for source in (_SOURCE, *(_HERE / name for name in _HEADERS)):
         digest.update(source.read_bytes())
     return "-".join(
         (

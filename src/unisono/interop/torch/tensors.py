@@ -20,18 +20,19 @@ from unisono.dtypes import DTYPES, DType
 from unisono.interop.torch.errors import BadArgument
 
 _BYTES = DTYPES["uint8"]
-_KNOWN: dict[torch.dtype, DType] = {
+DTYPE_OF: dict[torch.dtype, DType] = {
     found: DTYPES[name]
     for name in DTYPES
     if (found := getattr(torch, name, None)) is not None
 }
+"""unisono's name of an element type of torch's."""
 
 Finish = Callable[[], None]
 
 
 def type_of(tensor: Tensor) -> DType:
     """The element type, for a reduction."""
-    dtype = _KNOWN.get(tensor.dtype)
+    dtype = DTYPE_OF.get(tensor.dtype)
     if dtype is None:
         raise BadArgument(f"{tensor.dtype} cannot be reduced")
     return dtype
@@ -39,13 +40,13 @@ def type_of(tensor: Tensor) -> DType:
 
 def moved_as(tensor: Tensor) -> tuple[DType, int]:
     """A type to copy it as, and how many of these an element has."""
-    dtype = _KNOWN.get(tensor.dtype)
+    dtype = DTYPE_OF.get(tensor.dtype)
     return (dtype, 1) if dtype is not None else (_BYTES, tensor.element_size())
 
 
 def known(tensor: Tensor) -> Tensor:
     """The tensor, or its bytes if unisono does not have its type."""
-    if tensor.dtype in _KNOWN:
+    if tensor.dtype in DTYPE_OF:
         return tensor
     return tensor.detach().as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
@@ -72,7 +73,7 @@ def simple(tensor: Tensor) -> bool:
     """Whether it can be used as it is: dense, plain, on the CPU, of a known type."""
     return (
         tensor.is_cpu
-        and tensor.dtype in _KNOWN
+        and tensor.dtype in DTYPE_OF
         and tensor.layout is torch.strided
         and plain(tensor)
     )

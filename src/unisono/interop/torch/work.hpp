@@ -20,6 +20,10 @@ namespace unisono {
 // What `_native.work_hooks` gives; its name there changes with this struct.
 struct WorkHooks {
   int (*when_done)(PyObject *work, void (*call)(void *, int), void *arg);
+  // What it returns; or -1, with an error set.
+  enum : int { general, done, failed, written };
+  int (*run_planned)(PyObject *comm, PyObject *plan, const void *input, void *output,
+                     std::int64_t timeout);
 };
 inline const WorkHooks *hooks = nullptr;
 
@@ -66,6 +70,10 @@ public:
   UnisonoWork(int rank, c10d::OpType type, const char *title, const Tensors &inputs,
               Tensors outputs)
       : Work(rank, type, title, inputs), outputs_(std::move(outputs)) {}
+
+  // Of a call that has ended well.
+  UnisonoWork(int rank, c10d::OpType type, Tensors outputs)
+      : Work(rank, type), outputs_(std::move(outputs)), over_(true) {}
 
   // The call goes on without its handle: its tensors must stay, and its result come home.
   ~UnisonoWork() override {
@@ -131,6 +139,8 @@ public:
   }
 
   int sourceRank() const override {
+    if (!pending_)
+      return -1;
     py::gil_scoped_acquire locked;
     return (*pending_).attr("source_rank")().cast<int>();
   }
