@@ -191,9 +191,9 @@ ssize_t UcxLink::send(const iovec *parts, std::size_t count) {
       return -1;
     }
     taken += ssize_t(bytes);
+    settle();
     if (most < largest_message)
       break; // a test has cut what is sent
-    settle();
   }
   if (taken > 0)
     return taken;

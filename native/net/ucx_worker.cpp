@@ -17,7 +17,8 @@ namespace {
 
 constexpr unsigned least_minor_configured = 19;
 constexpr unsigned most_rounds = 64; // of progress at once
-constexpr std::int64_t tended_soon = 50'000'000, longest_end = 2'000'000'000;
+constexpr std::int64_t tended_soon = 50'000'000, longest_end = 2'000'000'000,
+                       sockets_every = 20'000'000;
 constexpr std::chrono::milliseconds soon(1), later(20);
 
 void require(ucx::Status status, const char *what) {
@@ -154,6 +155,7 @@ void UcxWorker::retire(std::uint64_t id) {
 void UcxWorker::reap() {
   std::erase_if(retired_, [this](std::unique_ptr<UcxLink> &link) {
     link->pump_socket();
+    link->settle();
     if (!link->finished() || !link->closed())
       return false;
     by_id_.erase(link->id());
@@ -195,6 +197,8 @@ void UcxWorker::progress() {
   unsigned rounds = 0;
   while (rounds < most_rounds && ucx::api().worker_progress(worker_) != 0)
     ++rounds;
+  if (rounds == 0) // nothing has come, and nothing has ended
+    return;
   for (auto &[id, link] : links_) {
     link->settle();
     link->wake_if_ready();
@@ -243,8 +247,14 @@ void UcxWorker::tend() {
 
 void UcxWorker::tend_once() {
   progress();
+  const std::int64_t now = now_ns();
+  const bool look = now - looked_at_ >= sockets_every;
+  if (look)
+    looked_at_ = now;
   for (auto &[id, link] : links_) {
-    link->pump_socket();
+    if (look)
+      link->pump_socket();
+    link->settle();
     link->wake_if_ready();
   }
   reap();
@@ -261,6 +271,7 @@ UcxWire::UcxWire(std::shared_ptr<UcxWorker> worker, int fd, const UcxKeys &keys)
 // The socket tells little, and seldom: it is looked at when nothing has come for a while.
 void UcxWire::look() const {
   worker_->progress();
+  link_->settle();
   if (looks_++ % 32 == 0)
     link_->pump_socket();
 }

@@ -75,7 +75,7 @@ private:
   std::unordered_map<std::uint64_t, std::unique_ptr<UcxLink>> links_;
   std::vector<std::unique_ptr<UcxLink>> retired_;
   std::unordered_map<std::uint64_t, UcxLink *> by_id_;
-  std::int64_t sent_at_ = 0;
+  std::int64_t sent_at_ = 0, looked_at_ = 0;
   bool stop_ = false, started_ = false, idle_ = false, end_thread_ = false;
   std::atomic<std::uint64_t> refused_ = 0;
   Worker thread_; // the last: it uses the others

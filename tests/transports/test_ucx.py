@@ -1,18 +1,21 @@
 """Bytes by UCX: wires, worlds, what is forged, what is left, and how ranks fail."""
 
+import hashlib
 import os
 import resource
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 from ucx_worlds import TRANSPORTS, needs_ucx, pair, two_workers, use, wires
 
 import unisono
 from unisono import _native
 from unisono.errors import BadArgument
-from unisono.testing import check_transport, check_wire
+from unisono.testing import check_transport, check_wire, world_across
 from unisono.transports import registry, ucx
 from unisono.transports.interface import ConnectOptions
 
@@ -209,3 +212,57 @@ def test_handlers_of_signals_stay(tmp_path):
 @needs_ucx
 def test_words_name_the_library():
     assert ucx.describe().startswith("UCX 1.")
+
+
+# --- forks, and bits
+
+
+@needs_ucx
+def test_child_of_a_fork_leaves_the_parents_wires_alone():
+    with two_workers() as workers:
+        one, other = pair(workers)
+        with warnings.catch_warnings():  # that there are threads
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            try:
+                one.send(b"from the child")
+                os._exit(1)
+            except OSError:
+                one.close()
+                workers[0].close(1.0)
+                os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert one.send(b"from the parent") == 15
+        assert read(other, 15) == b"from the parent"
+
+
+def bits():
+    """What calls of several sizes return on this rank."""
+    comm = unisono.init(timeout_s=60.0)
+    found = []
+    for count in (1, 1000, 200_003):
+        chance = np.random.default_rng(comm.rank + count)
+        x = chance.standard_normal(comm.size * count).astype(np.float32)
+        made = (
+            comm.all_reduce(x.copy()),
+            comm.reduce_scatter(x.copy()),
+            comm.all_gather(x[:count].copy()),
+            comm.all_to_all(x.copy()),
+            comm.broadcast(x.copy(), root=1),
+        )
+        found += [hashlib.sha256(np.ascontiguousarray(y)).hexdigest() for y in made]
+    comm.close()
+    return found
+
+
+@needs_ucx
+@pytest.mark.parametrize(
+    "hosts", [[1, 1], pytest.param([2, 1, 2], marks=pytest.mark.sweep)]
+)
+def test_bits_are_those_of_tcp(hosts, monkeypatch):
+    found = []
+    for fabric in ("tcp", "ucx"):
+        monkeypatch.setenv("UNISONO_FABRIC", fabric)
+        found.append(world_across(hosts, init=False, timeout_s=90.0).run(bits))
+    assert found[0] == found[1]
