@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from memory_transport import MemoryTransport
 from ucx_worlds import TRANSPORTS, needs_ucx, pair, two_workers, use, wires
 
 import unisono
@@ -18,14 +19,18 @@ from unisono.errors import BadArgument
 from unisono.testing import check_transport, check_wire, world_across
 from unisono.transports import registry, ucx
 from unisono.transports.interface import ConnectOptions
+from unisono.transports.streams import pair_of
 
 WINDOW = 1 << 20
 
 
 @needs_ucx
+@pytest.mark.parametrize("rendezvous", ["auto", "1k", "inf"])
 @pytest.mark.parametrize("by", TRANSPORTS)
-def test_wire_passes(by, monkeypatch):
+def test_wire_passes(by, rendezvous, monkeypatch):
+    """By rendezvous from so many bytes on: as UCX likes, almost always, never."""
     use(monkeypatch, by)
+    monkeypatch.setenv("UCX_RNDV_THRESH", rendezvous)
     with two_workers() as workers:
         check_wire(lambda: pair(workers))
 
@@ -38,6 +43,41 @@ def test_wire_passes(by, monkeypatch):
 def test_transport_passes(ranks, by, monkeypatch):
     use(monkeypatch, by)
     check_transport("ucx", [ranks])
+
+
+@needs_ucx
+@pytest.mark.sweep
+@pytest.mark.parametrize("by", TRANSPORTS)
+def test_several_threads_and_lanes(by, monkeypatch):
+    use(monkeypatch, by)
+    monkeypatch.setenv("UNISONO_LANES", "2")
+    monkeypatch.setenv("UNISONO_IO_THREADS", "3")
+    monkeypatch.setenv("UNISONO_IO_LEAST", "1000")
+    check_transport("ucx", [3], checks=["collectives", "in_flight", "killed"])
+
+
+class BetweenThreads(MemoryTransport):
+    """Threads of one process, all of whose wires share two workers."""
+
+    def __init__(self, workers):
+        self.workers = workers
+
+    def pair(self):
+        return pair_of(*pair(self.workers))
+
+
+@needs_ucx
+@pytest.mark.parametrize(
+    ("by", "ranks"),
+    [("tcp", 3), pytest.param("posix,cma,self", 5, marks=pytest.mark.sweep)],
+)
+def test_threads_that_share_workers(by, ranks, monkeypatch):
+    use(monkeypatch, by)
+    monkeypatch.setenv("UCX_RNDV_THRESH", "8k")
+    with two_workers() as workers:
+        pair(workers)  # what UCX keeps once it has been used
+        checks = ["collectives", "both_directions", "in_flight", "split"]
+        check_transport(BetweenThreads(workers), [ranks], checks=checks)
 
 
 # --- what is forged
