@@ -2,9 +2,11 @@
 
 import hashlib
 import os
+import queue
 import resource
 import subprocess
 import sys
+import threading
 import warnings
 from pathlib import Path
 
@@ -20,6 +22,7 @@ from unisono.testing import check_transport, check_wire, world_across
 from unisono.transports import registry, ucx
 from unisono.transports.interface import ConnectOptions
 from unisono.transports.streams import pair_of
+from unisono.transports.tcp import Tcp
 
 WINDOW = 1 << 20
 
@@ -195,6 +198,46 @@ def options(**more):
 def test_tls_is_refused():
     with pytest.raises(BadArgument, match="never uses UCX"):
         registry.get("ucx").connect(options(tls=True))
+
+
+class Renamed(Tcp):
+    """Has TCP's wires under another name."""
+
+    name = "renamed"
+
+
+def test_ranks_with_different_transports_are_refused():
+    job = os.urandom(8).hex()
+    place = queue.SimpleQueue()
+    errors = {}
+
+    def rank(number, transport):
+        address = "127.0.0.1:0" if number == 0 else place.get()
+        try:
+            transport.connect(
+                ConnectOptions(
+                    number,
+                    2,
+                    job,
+                    unisono.__version__,
+                    20.0,
+                    address=address,
+                    announce=place.put,
+                )
+            )
+        except BadArgument as error:
+            errors[number] = str(error)
+
+    threads = [
+        threading.Thread(target=rank, args=each)
+        for each in enumerate((Tcp(), Renamed()))
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert "rank 0 uses the transport 'tcp', rank 1 'renamed'" in errors[0]
+    assert "rank 1 uses the transport 'renamed', rank 0 'tcp'" in errors[1]
 
 
 def run(program, **variables):

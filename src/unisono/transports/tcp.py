@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from unisono import _native
 from unisono._native import Engine, Wire
+from unisono.errors import BadArgument
 from unisono.transports import shm
 from unisono.transports.connect import Connection
 from unisono.transports.handshake import Purpose
@@ -75,7 +76,7 @@ class Tcp(Transport):
         choose_lanes(1, 1)  # wrong variables are reported before anything is opened
         wires = self.wires()
         try:
-            return _connected(options, limit_s, wires)
+            return _connected(self.name, options, limit_s, wires)
         except BaseException:
             wires.close()
             raise
@@ -85,7 +86,9 @@ class Tcp(Transport):
         return Wires()
 
 
-def _connected(options: ConnectOptions, limit_s: float, wires: Wires) -> Session:
+def _connected(
+    fabric: str, options: ConnectOptions, limit_s: float, wires: Wires
+) -> Session:
     table = rendezvous(
         options.rank,
         options.world_size,
@@ -98,10 +101,12 @@ def _connected(options: ConnectOptions, limit_s: float, wires: Wires) -> Session
         epoch=options.epoch,
         insecure=options.insecure,
         tls=options.tls,
+        fabric=fabric,
         announce=lambda found: options.announce(str(found.sent())),
         lost=options.lost,
     )
     try:
+        _check_fabrics(table)
         here = table.entries[table.rank].cores, table.sharing_machine()
         lanes = choose_lanes(*here)
         engine = _engine(table, options, limit_s)
@@ -110,6 +115,17 @@ def _connected(options: ConnectOptions, limit_s: float, wires: Wires) -> Session
     except BaseException:
         table.close()
         raise
+
+
+def _check_fabrics(table: RankTable) -> None:
+    """Refuse ranks that would not understand each other's streams."""
+    own = table.entries[table.rank].fabric
+    for entry in table.entries:
+        if entry.fabric != own:
+            raise BadArgument(
+                f"rank {table.rank} uses the transport {own!r}, rank {entry.rank} "
+                f"{entry.fabric!r}: give all ranks the same UNISONO_FABRIC, or fabric="
+            )
 
 
 def _session(
