@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 NATIVE := CMakeLists.txt $(wildcard native/*/* native/test/model/*)
 
 .PHONY: demo test test-all check quick sweep ready system bench peers docs clean trials torch-suite browser typescript types perfetto nvrtc
-.PHONY: truth gpu-test gpu-test-nccl stubs wheels sanitize sanitize-address sanitize-thread campaign soak clients
+.PHONY: test-ucx ucx truth gpu-test gpu-test-nccl stubs wheels sanitize sanitize-address sanitize-thread campaign soak clients
 
 demo: $(VENV)/.cli
 	@$(BIN)/python -m unisono explain all_reduce ring -n 5
@@ -32,8 +32,20 @@ quick: $(VENV)/.test
 
 # What is exhaustive: the tests with the marker `sweep`, and those of Hypothesis with all
 # their examples.
-test-all: ready
+test-all: ready ucx
 	@$(BIN)/python -m pytest -n 2 --durations=10 -m "sweep or hypothesis"
+
+# What needs UCX, with a wheel of it, where that can be had; else these tests are skipped.
+test-ucx: ucx
+	@$(BIN)/python -m pytest -n 0 -m "" tests/transports/test_ucx.py tests/transports/test_ucx_failures.py \
+	  tests/transports/test_ucx_layout.py
+
+ucx: $(VENV)/.test
+	@[ -e $(VENV)/.ucx ] || { \
+	  $(BIN)/python tools/requirements.py ucx > $(VENV)/ucx.txt; \
+	  timeout 240 $(INSTALL) -r $(VENV)/ucx.txt > /dev/null 2>&1 \
+	  || echo "UCX could not be installed: its tests are skipped"; \
+	  touch $(VENV)/.ucx; }
 
 # What tests need, fetched and built side by side.
 ready:

@@ -43,4 +43,5 @@ void bind_test_hooks(nb::module_ &m) {
   bind_wire(m);
   bind_device(m);
   bind_emulated(m);
+  bind_forge_ucx(m);
 }

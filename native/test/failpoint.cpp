@@ -55,7 +55,7 @@ bool is_known(const Armed &a) {
   const bool timed = (a.action == "sleep" || a.action == "jitter") && a.value >= 0;
   const bool placed = is_one_of(failpoint_names(), a.name) ||
                       is_one_of(device_names(), a.name) || is_one_of(wait_names(), a.name) ||
-                      is_one_of(page_names(), a.name);
+                      is_one_of(page_names(), a.name) || is_one_of(fabric_names(), a.name);
   return placed && (timed || a.action == "kill" || a.action == "stop");
 }
 
@@ -86,6 +86,8 @@ std::vector<std::string> failpoint_names() {
 }
 
 std::vector<std::string> device_names() { return {"device.move"}; }
+
+std::vector<std::string> fabric_names() { return {"ucx.send", "ucx.receive"}; }
 
 std::vector<std::string> wait_names() { return {"wait.yield"}; }
 

@@ -20,6 +20,7 @@ namespace unisono {
 void arm_failpoints(const std::string &spec);
 std::vector<std::string> failpoint_names();
 std::vector<std::string> device_names(); // in kernels of emulated devices
+std::vector<std::string> fabric_names(); // of other fabrics than sockets
 std::vector<std::string> wait_names(); // passed only by ranks that wait
 std::vector<std::string> page_names(); // where pages are replaced
 std::vector<std::string> cut_names(); // where bytes move

@@ -155,11 +155,13 @@ def test_one_host_has_no_address_and_no_secret(run, script):
 def test_unisono_variables_are_forwarded_and_others_by_name(run, script, monkeypatch):
     monkeypatch.setenv("UNISONO_ALGORITHM", "ring")
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setenv("UCX_TLS", "rc")
     monkeypatch.setenv("UNISONO_RANK", "7")
     monkeypatch.setenv("MINE", "a b")
     names = [
         "UNISONO_ALGORITHM",
         "OMP_NUM_THREADS",
+        "UCX_TLS",
         "MINE",
         "OTHER",
         "UNISONO_TIMEOUT_S",
@@ -168,7 +170,7 @@ def test_unisono_variables_are_forwarded_and_others_by_name(run, script, monkeyp
     given = ["-x", "MINE", "--env", "OTHER=x=y", "--timeout-s", "7"]
     code, out, _ = run("--hosts", "a:1", *given, file)
     assert code == 0
-    assert out == "[0] 0 ['ring', '3', 'a b', 'x=y', '7.0']\n"
+    assert out == "[0] 0 ['ring', '3', 'rc', 'a b', 'x=y', '7.0']\n"
 
 
 def test_ranks_start_in_the_same_folder_or_the_given_one(

@@ -155,14 +155,14 @@ def registered():
 
 def test_registered_transport_is_found_by_name(registered):
     assert registry.get("memory") is registered
-    assert registry.names() == ["memory", "shm", "tcp", "threads"]
+    assert registry.names() == ["memory", "shm", "tcp", "threads", "ucx"]
     check_transport("memory", [2], checks=["tags"])
     with pytest.raises(BadArgument, match="registered already"):
         registry.register(MemoryTransport())
 
 
 def test_unknown_transport_is_refused_with_those_that_exist():
-    with pytest.raises(BadArgument, match=r"'udp'; there are shm, tcp, threads"):
+    with pytest.raises(BadArgument, match=r"'udp'; there are shm, tcp, threads, ucx"):
         registry.get("udp")
 
 

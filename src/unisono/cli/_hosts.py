@@ -20,7 +20,7 @@ from unisono.launch.hostfile import (
 from unisono.launch.remote import RemoteOptions
 from unisono.launch.ssh import SSH
 
-_FORWARDED = re.compile(r"UNISONO_|PYTHON|OMP_")
+_FORWARDED = re.compile(r"UNISONO_|PYTHON|OMP_|UCX_")
 _NOT_FORWARDED = re.compile(
     r"UNISONO_(LOCAL_)?(RANK|WORLD_SIZE)|UNISONO_(JOB|SECRET.*)"
 )

@@ -9,6 +9,7 @@ import sys
 from importlib.metadata import PackageNotFoundError, version
 
 import unisono
+from unisono.cli._doctor import fabric
 from unisono.cli.output import print_json, print_text
 from unisono.devices import found
 from unisono.errors import BadArgument
@@ -55,6 +56,7 @@ def env(*, json: bool = False) -> int:
         "NVRTC": found.compiler().words,
         "NCCL": found.collectives().words,
         "kernels": found.kernels().words,
+        **{fact.name: fact.words for fact in fabric.facts()},
         **{name: _installed(name) for name in _LIBRARIES},
     }
     variables = {

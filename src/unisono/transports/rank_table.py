@@ -22,7 +22,10 @@ HOST_ID = "UNISONO_HOST_ID"
 
 
 class RankEntry(msgspec.Struct, frozen=True, array_like=True):
-    """One rank of the table; `address` is that of its listener."""
+    """One rank of the table; `address` is that of its listener.
+
+    `fabric` is the name of its transport.
+    """
 
     rank: int
     pid: int
@@ -30,6 +33,7 @@ class RankEntry(msgspec.Struct, frozen=True, array_like=True):
     identity: str
     cores: int
     address: str
+    fabric: str = "tcp"
 
 
 @dataclass(frozen=True)

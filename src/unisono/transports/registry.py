@@ -31,6 +31,7 @@ _OURS = {
     "shm": "unisono.transports.shm:SharedMemory",
     "tcp": "unisono.transports.tcp:Tcp",
     "threads": "unisono.transports.threads:Threads",
+    "ucx": "unisono.transports.ucx:Ucx",
 }
 _REGISTERED: dict[str, Transport] = {}
 

@@ -87,6 +87,7 @@ def rendezvous(
     epoch: int = 0,
     insecure: bool = False,
     tls: bool = False,
+    fabric: str = "tcp",
     announce: Callable[[Address], None] | None = None,
     lost: Callable[[], str] = str,
 ) -> RankTable:
@@ -96,7 +97,8 @@ def rendezvous(
     free one, and `announce` is called with it, to pass it on to the others. `interface`
     is what choose() takes. Without a secret only loopback addresses are accepted,
     unless `insecure`. `lost` returns why the rendezvous cannot succeed, once that is
-    known. With `tls` all is encrypted, here and later.
+    known. With `tls` all is encrypted, here and later. `fabric` is the name of the
+    transport, which all ranks learn.
     """
     refuse_too_many(world_size)
     if not 0 <= rank < world_size:
@@ -118,7 +120,7 @@ def rendezvous(
     listener = _open(own, me, until, choice.others if rank == 0 else ())
     try:
         public = choice.published(listener.address.port)
-        hello = _hello(rank, world_size, version, public)
+        hello = _hello(rank, world_size, version, public, fabric)
         if rank == 0:
             if announce is not None:
                 announce(public)
@@ -131,7 +133,9 @@ def rendezvous(
         raise
 
 
-def _hello(rank: int, world_size: int, version: str, public: Address) -> _Hello:
+def _hello(
+    rank: int, world_size: int, version: str, public: Address, fabric: str = "tcp"
+) -> _Hello:
     host = os.environ.get(HOST_ID) or socket.gethostname()
     entry = RankEntry(
         rank,
@@ -140,6 +144,7 @@ def _hello(rank: int, world_size: int, version: str, public: Address) -> _Hello:
         host_identity(),
         cores_here(),
         str(public.sent()),
+        fabric,
     )
     return _Hello(version, world_size, secrets.randbits(64), entry)
 

@@ -8,7 +8,7 @@ every other (`listener`). Every rank but the first has a lifeline to the first, 
 all ranks learn of every death.
 
 A transport that connects by TCP and moves data in another way derives from `Tcp` and
-makes the wires of its streams from the authenticated connections (`Tcp.wire`).
+says how the wires of its streams are made from authenticated connections (`Tcp.wires`).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 from unisono import _native
 from unisono._native import Engine, Wire
+from unisono.errors import BadArgument
 from unisono.transports import shm
 from unisono.transports.connect import Connection
 from unisono.transports.handshake import Purpose
@@ -46,6 +48,20 @@ _WINDOW = 4 * WINDOW
 """Where buffers cannot be read in place, pieces that travel should not be tiny."""
 
 
+@dataclass(frozen=True)
+class Wires:
+    """How the wires of one session are made.
+
+    `make` makes one at each end of a stream, from its authenticated connection, without
+    waiting. `close` is called when the session is closed and no wire is used any more.
+    `words` are added to what `explain` says of lanes.
+    """
+
+    make: Callable[[Connection], Wire] = Connection.take_wire
+    close: Callable[[], None] = lambda: None
+    words: str = ""
+
+
 class Tcp(Transport):
     """Processes on one or several hosts, connected by TCP."""
 
@@ -58,80 +74,106 @@ class Tcp(Transport):
             check(options.secret)
         limit_s = number(LIMIT, 10, most=3600)
         choose_lanes(1, 1)  # wrong variables are reported before anything is opened
-        table = rendezvous(
-            options.rank,
-            options.world_size,
-            options.job,
-            options.address,
-            secret=options.secret,
-            version=options.version,
-            timeout_s=options.timeout_s,
-            interface=options.interface,
-            epoch=options.epoch,
-            insecure=options.insecure,
-            tls=options.tls,
-            announce=lambda found: options.announce(str(found.sent())),
-            lost=options.lost,
-        )
+        wires = self.wires()
         try:
-            here = table.entries[table.rank].cores, table.sharing_machine()
-            lanes = choose_lanes(*here)
-            engine = _engine(table, options, limit_s)
-            engine.use_io_threads(lanes.io_threads, lanes.least_bytes)
-            return self._session(table, engine, options, lanes, limit_s)
+            return _connected(self.name, options, limit_s, wires)
         except BaseException:
-            table.close()
+            wires.close()
             raise
 
-    def wire(self, connection: Connection) -> Wire:
-        """The wire of a stream, made at both ends from its authenticated connection."""
-        return connection.take_wire()
+    def wires(self) -> Wires:
+        """How the wires of a new session are made: of the sockets alone."""
+        return Wires()
 
-    def _session(
-        self,
-        table: RankTable,
-        engine: Engine,
-        options: ConnectOptions,
-        lanes: Lanes,
-        limit_s: float,
-    ) -> Session:
-        listener = table.listener
 
-        def open_stream(
-            to: int, label: StreamLabel, timeout_s: float, lost: Callable[[], str]
-        ) -> StreamEnd:
-            made = listener.connect(to, _purpose(label), timeout_s, lost)
-            _tune_socket(made.socket, limit_s)
-            return StreamEnd(self.wire(made), made.send_key)
+def _connected(
+    fabric: str, options: ConnectOptions, limit_s: float, wires: Wires
+) -> Session:
+    table = rendezvous(
+        options.rank,
+        options.world_size,
+        options.job,
+        options.address,
+        secret=options.secret,
+        version=options.version,
+        timeout_s=options.timeout_s,
+        interface=options.interface,
+        epoch=options.epoch,
+        insecure=options.insecure,
+        tls=options.tls,
+        fabric=fabric,
+        announce=lambda found: options.announce(str(found.sent())),
+        lost=options.lost,
+    )
+    try:
+        _check_fabrics(table)
+        here = table.entries[table.rank].cores, table.sharing_machine()
+        lanes = choose_lanes(*here)
+        engine = _engine(table, options, limit_s)
+        engine.use_io_threads(lanes.io_threads, lanes.least_bytes)
+        return _session(table, engine, options, lanes, limit_s, wires)
+    except BaseException:
+        table.close()
+        raise
 
-        streams = Streams(open_stream, lanes=lanes.lanes, epoch=options.epoch)
 
-        def arrived(made: Connection) -> None:
-            _tune_socket(made.socket, limit_s)
-            end = StreamEnd(self.wire(made), made.receive_key)
-            streams.arrived(made.peer, _label(made.purpose), end)
+def _check_fabrics(table: RankTable) -> None:
+    """Refuse ranks that would not understand each other's streams."""
+    own = table.entries[table.rank].fabric
+    for entry in table.entries:
+        if entry.fabric != own:
+            raise BadArgument(
+                f"rank {table.rank} uses the transport {own!r}, rank {entry.rank} "
+                f"{entry.fabric!r}: give all ranks the same UNISONO_FABRIC, or fabric="
+            )
 
-        for kind in (_DATA, _MESSAGES):
-            listener.set_handler(kind, arrived)
 
-        def leave() -> None:
-            streams.close()
-            listener.close()
+def _session(
+    table: RankTable,
+    engine: Engine,
+    options: ConnectOptions,
+    lanes: Lanes,
+    limit_s: float,
+    wires: Wires,
+) -> Session:
+    listener = table.listener
 
-        return Session(
-            engine,
-            table.rank,
-            table.peers,
-            table.entries[table.rank].cores,
-            _WINDOW,
-            hosts=table.hosts,
-            streams=streams,
-            leave=leave,
-            why=table.why,
-            lanes=str(lanes),
-            listener=listener,
-            note=int(options.rank == 0 and options.tuned),
-        )
+    def open_stream(
+        to: int, label: StreamLabel, timeout_s: float, lost: Callable[[], str]
+    ) -> StreamEnd:
+        made = listener.connect(to, _purpose(label), timeout_s, lost)
+        _tune_socket(made.socket, limit_s)
+        return StreamEnd(wires.make(made), made.send_key)
+
+    streams = Streams(open_stream, lanes=lanes.lanes, epoch=options.epoch)
+
+    def arrived(made: Connection) -> None:
+        _tune_socket(made.socket, limit_s)
+        end = StreamEnd(wires.make(made), made.receive_key)
+        streams.arrived(made.peer, _label(made.purpose), end)
+
+    for kind in (_DATA, _MESSAGES):
+        listener.set_handler(kind, arrived)
+
+    def leave() -> None:
+        streams.close()
+        listener.close()
+        wires.close()
+
+    return Session(
+        engine,
+        table.rank,
+        table.peers,
+        table.entries[table.rank].cores,
+        _WINDOW,
+        hosts=table.hosts,
+        streams=streams,
+        leave=leave,
+        why=table.why,
+        lanes=f"{lanes}{wires.words}",
+        listener=listener,
+        note=int(options.rank == 0 and options.tuned),
+    )
 
 
 def _engine(table: RankTable, options: ConnectOptions, limit_s: float) -> Engine:

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 import unisono
+from unisono.cli._doctor import fabric
 from unisono.devices import found
 from unisono.errors import UnisonoError
 from unisono.runtime.world.address import free_port
@@ -51,6 +52,7 @@ def examine(several: bool) -> list[Finding]:
     findings += _limits()
     findings += [_interfaces(several), _port()]
     findings += _gpu()
+    findings += _fabric()
     if several:
         findings.append(_own_name())
     return findings
@@ -156,7 +158,7 @@ def _limits() -> Iterator[Finding]:
     yield Finding("descriptors", not few, detail, fix)
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     detail = "unlimited" if soft < 0 else format_bytes(soft)
-    yield Finding("locked memory", True, f"{detail}; not needed by any transport")
+    yield Finding("locked memory", True, f"{detail}; needed by RDMA alone")
     soft, _ = resource.getrlimit(resource.RLIMIT_AS)
     detail = "unlimited" if soft < 0 else format_bytes(soft)
     yield Finding("address space", soft < 0, detail, "ulimit -v unlimited")
@@ -247,6 +249,19 @@ def _gpu() -> Iterator[Finding]:
     else:
         yield Finding("NCCL", True, "not found, and not needed: it is not the engine")
     yield Finding("kernel cache", kernels.usable, kernels.words, kernels.fix)
+
+
+def _fabric() -> Iterator[Finding]:
+    """What RDMA needs; unless the transport is UCX, nothing is missing."""
+    wanted = fabric.is_wanted()
+    for fact in fabric.facts():
+        if fact.there or (wanted and fact.needed):
+            yield Finding(fact.name, fact.there, fact.words, fact.fix)
+        elif wanted:
+            yield Finding(fact.name, True, f"{fact.words}; to get it: {fact.fix}")
+        else:
+            detail = f"{fact.words}; not needed, unless UNISONO_FABRIC=ucx"
+            yield Finding(fact.name, True, detail)
 
 
 def main(run: Callable[[bool], list[Finding]] = examine) -> int:

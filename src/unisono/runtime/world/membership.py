@@ -96,6 +96,13 @@ class Membership:
                 f"the transport {found.name!r} connects ranks of one host only; it "
                 "takes no address (UNISONO_ADDRESS)"
             )
+        if found.capabilities.between_hosts and not self.across:
+            raise BadArgument(
+                f"the transport {found.name!r} connects ranks by an address, and there "
+                "is none: set UNISONO_ADDRESS to host:port of rank 0, the same on all "
+                "ranks; or name no transport (UNISONO_FABRIC), since ranks of one host "
+                "share memory"
+            )
         if self.tls and not found.capabilities.encryption:
             raise BadArgument(
                 f"tls: the transport {found.name!r} does not encrypt; choose another "
