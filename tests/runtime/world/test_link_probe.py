@@ -1,6 +1,7 @@
 """The probe of links between hosts, and the model that is made from it."""
 
 import os
+from itertools import product
 
 import numpy as np
 import pytest
@@ -113,24 +114,71 @@ def model_here(comm):
 
 def probed_here(comm):
     """A probe that is taken for good even if the machine is busy."""
-    links.STEADY = links.BUDGET_S = 1e9
+    links.BUDGET_S = 1e9
     links.LONGEST = 1 << 16
     comm.core.session.links = links.probed(comm, 60.0)
     return model_here(comm)
 
 
+def probed_without_time(comm):
+    """A probe that has no time for small calls."""
+    links.BUDGET_S = 0.0
+    return links.probed(comm, 60.0)
+
+
 def probed_when_busy(comm):
-    """A probe that takes nothing for steady."""
-    links.STEADY = 0.0
+    """A probe in which bursts of the same pair differ a hundredfold."""
+    exchanged = links._exchanged
+    links._exchanged = lambda *given: (exchanged(*given)[0], 100.0)
+    links.BUDGET_S = 1e9
+    links.LONGEST = 1 << 16
     return links.probed(comm, 60.0)
 
 
 @pytest.mark.timeout(60)
-def test_links_are_taken_for_equal_if_bursts_differ():
-    one, other = world_across([1, 1]).run(probed_when_busy)
+def test_links_are_taken_for_equal_if_there_is_no_time_for_small_calls():
+    one, other = world_across([1, 1]).run(probed_without_time)
     assert one == other
     assert {*one.leaving, *one.entering} == {one.byte}
     assert (one.start, one.message) == (MODEL.start, MODEL.message)
+
+
+@pytest.mark.timeout(60)
+def test_busy_hosts_have_equal_links_and_the_latencies_of_their_small_calls():
+    one, other = world_across([1, 1]).run(probed_when_busy)
+    assert one == other
+    assert len({*one.leaving}) == len({*one.entering}) == 1
+    assert one.start != MODEL.start
+
+
+def test_latency_of_busy_hosts_decides_on_small_calls():
+    """A slow rate with the latency of an ordinary network chooses too many steps."""
+    pairs = {(a, b): MBIT / 200 for a in FOUR for b in FOUR if a != b}
+    true = predict.all_alike(4, MBIT / 200, CostModel(start=180e-6, message=60e-6))
+    seconds = [
+        predict.predicted("all_gather", name, 1, FOUR, 0, true)
+        for name in small_calls(4)
+    ]
+    ask = {"n": 4, "named": None, "reproducible": False, "hosts": FOUR}
+    measured = fitted(FOUR, pairs, seconds, alike=100.0)
+    worst = dict.fromkeys((measured, predict.all_alike(4, MBIT / 200)), 1.0)
+    for what, nbytes in product(("all_reduce", "broadcast"), (1 << 10, 4 << 10)):
+        best = choose(what, nbytes, **ask, model=true).predicted
+        for model, regret in worst.items():
+            found = choose(what, nbytes, **ask, model=model).algorithm
+            took = predict.predicted(what, found, 1, FOUR, nbytes, true)
+            worst[model] = max(regret, took / best)
+    as_measured, one_rate = worst.values()
+    assert as_measured <= 1.02
+    assert one_rate > 1.1
+
+
+def test_rates_within_the_spread_of_bursts_are_taken_for_equal():
+    pairs = {(0, 1): 1e-8, (1, 0): 1e-8, (0, 2): 2e-8, (2, 0): 2e-8}
+    pairs |= {(1, 2): 2e-8, (2, 1): 2e-8}
+    at_rest, busy = (fitted((0, 1, 2), pairs, [1e-4] * 2, alike=a) for a in (1.3, 3.0))
+    assert len(set(at_rest.leaving)) == 2
+    assert len(set(busy.leaving)) == 1
 
 
 @pytest.mark.timeout(60)
