@@ -27,7 +27,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from statistics import fmean, median
@@ -115,11 +115,20 @@ def raced(comm: Communicator, calls: dict[str, Call]) -> dict[str, list[float]]:
     return Stopwatch(comm, 3e-3, turns).race(calls)
 
 
-def compared(times: dict[str, list[float]], chosen: str) -> dict[str, Any]:
+def quick_quarter(times: Sequence[float]) -> float:
+    """The time that one turn in four stays below."""
+    return float(np.percentile(times, 25))
+
+
+def compared(
+    times: dict[str, list[float]],
+    chosen: str,
+    typical: Callable[[Sequence[float]], float] = quick_quarter,
+) -> dict[str, Any]:
     """Who is best by the even turns, and how they compare in the odd ones."""
-    best = min(times, key=lambda name: quick_quarter(times[name][::2]))
-    mine, theirs = (quick_quarter(times[name][1::2]) for name in (chosen, best))
-    again = quick_quarter(times[best][::2]) / theirs
+    best = min(times, key=lambda name: typical(times[name][::2]))
+    mine, theirs = (typical(times[name][1::2]) for name in (chosen, best))
+    again = typical(times[best][::2]) / theirs
     return {
         "chosen": chosen,
         "seconds": mine,
@@ -130,9 +139,14 @@ def compared(times: dict[str, list[float]], chosen: str) -> dict[str, Any]:
     }
 
 
-def quick_quarter(times: Sequence[float]) -> float:
-    """The time that one turn in four stays below."""
-    return float(np.percentile(times, 25))
+def regret(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """What is asked for, of what `compared` found."""
+    ratios = [row["ratio"] for row in rows]
+    return {
+        "mean": fmean(ratios),
+        "p95": float(np.percentile(ratios, 95)),
+        "noise": median(row["noise"] for row in rows),
+    }
 
 
 def spread(sizes: Sequence[int]) -> list[int]:
@@ -149,11 +163,8 @@ def spread(sizes: Sequence[int]) -> list[int]:
 
 def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What is asked for, and where it is lost."""
-    ratios = [row["ratio"] for row in rows]
     return {
-        "mean": fmean(ratios),
-        "p95": float(np.percentile(ratios, 95)),
-        "noise": median(row["noise"] for row in rows),
+        **regret(rows),
         "by_ranks": {
             str(n): fmean(row["ratio"] for row in rows if row["n"] == n)
             for n in sorted({row["n"] for row in rows})

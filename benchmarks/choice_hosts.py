@@ -19,7 +19,7 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -33,6 +33,7 @@ from unisono.tune import candidates
 from unisono.tune.measure import Call, calls_of, elements, whole_bytes
 from unisono.units import format_bytes
 
+CHOICE: Any = import_module("choice")  # beside this file
 RESULTS = Path(__file__).parent / "results" / "choice_hosts.json"
 NETWORKS = {
     "3 x 200M": ["200mbit"] * 3,
@@ -95,7 +96,7 @@ def judged(comm: Communicator) -> list[Row]:
             row: Row = {"collective": collective, "nbytes": nbytes}
             row |= {"probe_s": took, "steady": model.start != MODEL.start}
             for how, pick in picks.items():
-                row[how] = compared(times, pick.algorithm)
+                row[how] = CHOICE.compared(times, pick.algorithm, min)
                 error = pick.predicted / min(times[pick.algorithm]) - 1
                 row[how]["error"] = error
             found.append(row)
@@ -131,30 +132,10 @@ def timed(comm: Communicator, call: Call, count: int = 1) -> float:
     return float(comm.all_reduce(ends, op="max").sum()) / count
 
 
-def compared(times: dict[str, list[float]], chosen: str) -> Row:
-    """Who is best by the even turns, and how they compare in the odd ones."""
-    best = min(times, key=lambda name: min(times[name][::2]))
-    mine, theirs = (min(times[name][1::2]) for name in (chosen, best))
-    again = min(times[best][::2]) / theirs
-    return {
-        "chosen": chosen,
-        "seconds": mine,
-        "best": best,
-        "best_seconds": theirs,
-        "ratio": mine / theirs,
-        "noise": max(again, 1 / again),
-    }
-
-
 def summary(rows: list[Row], how: str) -> dict[str, float]:
     """What is asked for, of one way to choose."""
-    ratios = [row[how]["ratio"] for row in rows]
-    return {
-        "mean": fmean(ratios),
-        "p95": float(np.percentile(ratios, 95)),
-        "error": median(abs(row[how]["error"]) for row in rows),
-        "noise": median(row[how]["noise"] for row in rows),
-    }
+    error = median(abs(row[how]["error"]) for row in rows)
+    return {**CHOICE.regret([row[how] for row in rows]), "error": error}
 
 
 def main(names: list[str]) -> None:

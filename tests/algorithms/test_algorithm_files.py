@@ -9,6 +9,9 @@ import pytest
 
 from unisono import BadArgument, ScheduleError, schedule
 from unisono.algorithms import library, load_file, read
+from unisono.algorithms.choices import candidates
+from unisono.simulate.candidates import candidates as simulated
+from unisono.topology import parse
 
 RIGHT = """
     '''Told by the root.'''
@@ -226,6 +229,15 @@ def test_installed_package_is_found_by_its_entry_point(installed):
     assert len(library()) == ours + 2
     assert schedule("broadcast", "their_telling:late", 5, root=2).verify().steps == 4
     assert library()["reduce", "their_telling"].story == "Told by the root."
+
+
+def test_installed_algorithms_are_tuned_and_simulated(installed):
+    installed("their_telling", RIGHT)
+    for collective in ("broadcast", "reduce"):
+        assert "their_telling" in simulated(collective, parse("switch:4"))
+        assert "their_telling" in candidates(collective, tuple(range(4)))
+    names = candidates("all_reduce", (0, 0, 1, 1))
+    assert not [name for name in names if "their_telling" in name]
 
 
 def test_broken_entry_point_warns_and_is_left_out(installed):

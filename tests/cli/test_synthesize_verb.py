@@ -62,3 +62,16 @@ def test_says_why_the_optimum_is_not_reached(
 def test_one_rank_has_nothing_to_compare(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["synthesize", "all_reduce", "-t", "ring:1", "-b", "1K"]) == 0
     assert "times as long" not in capsys.readouterr().out
+
+
+def test_small_buffers_are_searched_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["synthesize", "broadcast", "-t", "cloud:2x2", "--small"]
+    assert run(words) == 0
+    text = capsys.readouterr().out
+    assert "one after the other" in text
+    assert "no schedule is quicker" in text
+    assert "times as long" in text
+    assert run([*words, "--json", "--alone"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["size"] == 4096
+    assert facts["time"] >= facts["least"] > 0

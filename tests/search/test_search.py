@@ -88,7 +88,7 @@ def test_closed_form_is_what_is_simulated_where_groups_share_nothing(of):
     network = Network(parse("dgx-h100:4"))
     for what in ("all_gather", "reduce_scatter", "all_reduce"):
         exact = network.simulated(of, what, 1 << 26)
-        assert network.closed(of, what, 1 << 26) == pytest.approx(exact, rel=0.02)
+        assert network.closed(of, what, 1 << 26) == pytest.approx(exact, rel=0.03)
 
 
 def test_no_choice_beats_the_bound_that_prunes():

@@ -13,6 +13,7 @@ from urllib.parse import urlencode
 import pytest
 
 import unisono
+from unisono.cli._studio_search import ANSWERS, answer
 from unisono.errors import BadArgument
 from unisono.simulate import simulate, to_chrome
 from unisono.view import studio_answers
@@ -23,7 +24,7 @@ from unisono.view.studio import Studio
 
 @pytest.fixture(scope="module")
 def studio():
-    with Studio() as server:
+    with Studio(more=ANSWERS) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         yield server
@@ -304,6 +305,38 @@ def test_cost_chart_names_its_axes_and_no_two_texts_collide(desk_page):
                 assert apart, (boxes[i], other)
 
 
+def test_search_answers_names_alone():
+    found = answer({"model": "7B", "topology": "dgx-h100:1", "batch": "64"})
+    assert "7B on dgx-h100:1, 64 sequences" in found["title"]
+    times = [row[0]["value"] for row in found["rows"]]
+    assert times == sorted(times)
+    assert all(len(row) == len(found["heads"]) for row in found["rows"])
+    for wrong in ({"model": "evil.py"}, {"batch": "1"}, {"nodes": "3"}):
+        with pytest.raises(BadArgument):
+            answer(wrong)
+
+
+def test_what_a_search_found_is_sorted_by_the_column_pressed(desk_page):
+    enter(desk_page, "Search")
+    desk_page.run("document.querySelector('.search button').click()")
+    desk_page.wait("document.querySelector('.sortable tbody tr')")
+    rows = answer({})["rows"]
+    column = (
+        "[...document.querySelectorAll('.sortable tbody tr')]"
+        ".map((e) => e.cells[3].innerText)"
+    )
+    shown = [row[3]["text"] for row in rows]
+    assert desk_page.run(column) == shown
+    press = "document.querySelectorAll('.sortable th button')[3].click()"
+    by_memory = sorted((row[3] for row in rows), key=lambda cell: cell["value"])
+    desk_page.run(press)
+    assert desk_page.run(column) == [cell["text"] for cell in by_memory]
+    desk_page.run(press)
+    assert desk_page.run(column) == [cell["text"] for cell in reversed(by_memory)]
+    sorts = "document.querySelectorAll('.sortable th')[3].ariaSort"
+    assert desk_page.run(sorts) == "descending"
+
+
 def test_strategies_can_be_walked_through(desk_page):
     enter(desk_page, "Strategies")
     desk_page.run("document.querySelectorAll('.strategies [role=tab]')[4].click()")
@@ -403,13 +436,13 @@ def test_studio_has_enough_contrast_in_both_themes(desk_page):
     desk_page.run(PROBES)
     for theme in ("light", "dark"):
         desk_page.window(1180, 900, theme=theme)
-        for page in ("Explain", "Costs", "Strategies", "Trace"):
+        for page in ("Explain", "Costs", "Strategies", "Search", "Trace"):
             enter(desk_page, page)
             assert desk_page.run("probe.faint(4.5)")["seen"] == []
 
 
 def test_studio_fits_a_phone(desk_page):
     desk_page.window(390, 844)
-    for page in ("Explain", "Costs", "Strategies", "Trace"):
+    for page in ("Explain", "Costs", "Strategies", "Search", "Trace"):
         enter(desk_page, page)
         assert desk_page.run("document.documentElement.scrollWidth") <= 390

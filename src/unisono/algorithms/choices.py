@@ -1,15 +1,25 @@
-"""Which algorithms are chosen from unasked, by the placement of the ranks on hosts.
+"""The one list of candidates, by the placement of the ranks on hosts.
 
-The runtime predicts their times and takes the quickest; tuning races them and others;
-the simulator and the studio list them among all, so that what would be run is
-simulated.
+    candidates      all names that can win: tuning races them, the simulator, the
+                    studio and synthesis compare with them
+    chosen_from     of these, what the runtime chooses from without a table: it
+                    predicts their times at a first call, so there are few
+    can_be_made     whether a name has a schedule for so many ranks
+
+So whatever the runtime chooses, with a table or without, is simulated under the same
+name. Algorithms of installed packages are in the list as the library has them, those
+of files are named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from unisono.algorithms.hierarchical import telling
+from unisono.algorithms.library import library, schedule
+from unisono.algorithms.registry import Algorithm, Param
+from unisono.errors import UsageError
+from unisono.schedule.schedule import Schedule
 
 _IN_SEGMENTS = "chain:segments=8", "double_tree:segments=8"
 
@@ -52,6 +62,81 @@ SEGMENTS = 1, 2, 4, 8
 """Numbers of segments of a call across hosts; all_to_all and barrier have one."""
 
 
+TRIED: dict[str, tuple[int, ...]] = {"segments": SEGMENTS, "radix": (2, 3, 4, 8)}
+"""Values that are tried of parameters with these names."""
+MOST_SPLITS = 2
+"""How many ways to cut the ranks of one host into groups are tried."""
+MOST_VARIED = 128
+"""Of more ranks an algorithm is listed as it is written, not with all parameters."""
+
+
+def candidates(
+    collective: str, hosts: tuple[int, ...], files: Sequence[str] = ()
+) -> list[str]:
+    """All that can win a collective of ranks on these hosts, each name once.
+
+    Those that the runtime chooses from come first. Whether a schedule can be made is
+    not asked: see `can_be_made`. `files` are names of algorithms in files.
+    """
+    n = len(hosts)
+    names = dict.fromkeys(_of_the_library(collective, hosts))
+    if n <= MOST_VARIED:
+        chosen = [spelled(*choice) for choice in chosen_from(collective, hosts)]
+        names = dict.fromkeys([*chosen, *FLAT[collective], *names])
+        names |= dict.fromkeys(_hierarchies(collective, hosts))
+    return list(names | dict.fromkeys(files))
+
+
+def can_be_made(collective: str, name: str, n: int) -> Schedule | None:
+    """The schedule of a name for n ranks; None if there is none."""
+    try:
+        return schedule(collective, name, n)
+    except UsageError:
+        return None
+
+
+def _of_the_library(collective: str, hosts: tuple[int, ...]) -> Iterator[str]:
+    n = len(hosts)
+    for (what, name), algorithm in library().items():
+        if what != collective:
+            continue
+        if name == "hierarchical" and 1 < len(set(hosts)) < n:
+            yield f"{name}:{telling(hosts)}"
+            continue
+        for params in _variants(algorithm, n):
+            if algorithm.supports(n, **{**algorithm.params, **params}):
+                yield algorithm.spelled(**params)
+
+
+def _variants(algorithm: Algorithm, n: int) -> Iterator[dict[str, Param]]:
+    yield from algorithm.variants
+    if n > MOST_VARIED or algorithm.name == "hierarchical":
+        return
+    for key, values in TRIED.items():
+        if key in algorithm.params:
+            usual = algorithm.params[key]
+            for value in values:
+                if value != usual:
+                    yield {key: value}
+
+
+def _hierarchies(collective: str, hosts: tuple[int, ...]) -> Iterator[str]:
+    """On one host: the ranks cut into groups in a few ways."""
+    n = len(hosts)
+    if len(set(hosts)) > 1:
+        return
+    inner = [g for g in range(2, n) if n % g == 0]
+    inner.sort(key=lambda g: abs(g * g - n))  # about as many groups as each has ranks
+    for g in inner[:MOST_SPLITS]:
+        for by in ON_TWO_LEVELS[collective]:
+            for cut in _cuts(collective):
+                yield spelled(f"hierarchical:levels={g}x{n // g},by={by}", cut)
+
+
+def _cuts(collective: str) -> tuple[int, ...]:
+    return (1,) if collective in ("all_to_all", "barrier") else SEGMENTS
+
+
 def chosen_from(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, int]]:
     """Algorithms and their numbers of segments, for ranks on these hosts.
 
@@ -60,8 +145,7 @@ def chosen_from(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, 
     if len(set(hosts)) in (1, len(hosts)):
         yield from ((algorithm, 1) for algorithm in FLAT[collective])
         return
-    cuts = (1,) if collective in ("all_to_all", "barrier") else SEGMENTS
-    yield from on_two_levels(hosts, ON_TWO_LEVELS[collective], cuts)
+    yield from on_two_levels(hosts, ON_TWO_LEVELS[collective], _cuts(collective))
     if collective in ("all_to_all", "scatter", "gather"):
         yield "direct", 1
 

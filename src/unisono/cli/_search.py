@@ -12,10 +12,11 @@ from unisono.search import Found, Limits, Plan, explain, search
 from unisono.search.explain import MEANING
 from unisono.units import format_bytes, format_seconds
 
-_COLUMNS = (
+COLUMNS = (
     *("step", "tokens/s", "of peak", "memory", "mesh", "placement", "zero"),
     *("recompute", "micro-batches", "chunks", "bucket", "codec", "waits for"),
 )
+"""The heads of the table."""
 DEFAULT_TOPOLOGY = "dgx-h100:8"
 _WIDTHS = (-9, -11, -7, -9, 22, 12, 4, 9, 13, -6, 8, 6, 40)
 
@@ -108,16 +109,17 @@ def _print(found: Found, *, explained: bool) -> None:
             "allow more (--zero, --recompute, --mesh)"
         )
         return
-    print_row(_COLUMNS, _WIDTHS)
+    print_row(COLUMNS, _WIDTHS)
     for plan in found.plans:
-        print_row(_cells(found, plan), _WIDTHS)
+        print_row(cells(found, plan), _WIDTHS)
     for line in explain(found) if explained else ():
         print_text(line)
     for line in found.assumptions:
         print_text(f"# assumed: {line}")
 
 
-def _cells(found: Found, plan: Plan) -> tuple[str, ...]:
+def cells(found: Found, plan: Plan) -> tuple[str, ...]:
+    """What a plan has in each column."""
     choice = plan.choice
     waits = [f"{name} {s / plan.time:.1%}" for name, s in plan.cost.waits[:3]]
     return (

@@ -100,7 +100,7 @@ def simulate(
         Whose calls: unisono (schedules, simulated), or by a model nccl, gloo, mpi, or
         FILE.json, which `unisono fit` has written.
     algorithm
-        One, several with commas between, or "all".
+        One, several with commas between, or "all"; also files: all,mine.py.
     fidelity
         auto, closed, steps or events.
     segments

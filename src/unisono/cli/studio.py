@@ -7,6 +7,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from unisono.cli._studio_search import ANSWERS
 from unisono.cli.output import print_json
 from unisono.view.studio import Studio
 
@@ -17,7 +18,7 @@ def studio(
     open_: Annotated[bool, Parameter(name="--open")] = False,
     json: bool = False,
 ) -> int:
-    """Serve the explainer on loopback: algorithms, costs, strategies, traces.
+    """Serve the explainer on loopback: algorithms, costs, strategies, search, traces.
 
     It ends with Ctrl-C. Only this machine can reach it.
 
@@ -32,7 +33,7 @@ def studio(
     json
         Print the address as one JSON object.
     """
-    with Studio(port) as server:
+    with Studio(port, ANSWERS) as server:
         if json:
             print_json({"address": server.address})
         else:

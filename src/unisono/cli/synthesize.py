@@ -13,7 +13,7 @@ from unisono.cli.output import print_json, print_text, refuse_unwritable
 from unisono.errors import BadArgument, UsageError
 from unisono.simulate import simulate as run
 from unisono.simulate.candidates import candidates
-from unisono.synthesize import SUFFIXES, Synthesis, save
+from unisono.synthesize import SUFFIXES, Quickest, Synthesis, quickest, save
 from unisono.synthesize import synthesize as make
 from unisono.tune import topology_named
 from unisono.units import format_bandwidth, format_bytes, format_seconds, parse_bytes
@@ -26,13 +26,14 @@ def synthesize(
     /,
     *,
     topology: Annotated[str, Parameter(name=["-t", "--topology"])] = "dgx-h100:1",
-    size: Annotated[str, Parameter(name=["-b", "--bytes"], metavar="SIZE")] = "1G",
-    segments: int = 32,
+    size: Annotated[str, Parameter(name=["-b", "--bytes"], metavar="SIZE")] = "",
+    segments: int = 0,
     root: int = 0,
     slow: list[str] | None = None,
     failed: list[str] | None = None,
     output: Annotated[Path | None, Parameter(name=["-o", "--output"])] = None,
     alone: bool = False,
+    small: bool = False,
     json: bool = False,
 ) -> int:
     """Make a schedule for a topology: trees or paths, as fast as its links allow.
@@ -48,9 +49,10 @@ def synthesize(
     topology
         A preset, as switch:8, torus:4x4x4, dgx-h100:16,nics=1, a .toml file, or "this".
     size
-        The size of a buffer in the simulation, as 32M or 1G.
+        The size of a buffer in the simulation, as 32M; 1G unless given.
     segments
-        Cut the data into so many parts that follow each other, in the simulation.
+        Cut the data into so many parts that follow each other, in the simulation; 32
+        unless given, and 1 with --small.
     root
         Where the data of a broadcast begins, or the sum of a reduce ends.
     slow
@@ -61,17 +63,26 @@ def synthesize(
         Write the schedule to this file: .py, for --algorithm; .json or .npz, as data.
     alone
         Do not simulate the algorithms of the library beside it.
+    small
+        Search for the schedule of least time for small buffers (-b 4K unless given), on
+        up to 8 ranks; also barrier.
     json
         Print one JSON object.
     """
     if output and output.suffix not in SUFFIXES:
         raise BadArgument(f"-o {output}: expected one of {', '.join(SUFFIXES)}")
     refuse_unwritable(output)
-    where, nbytes = topology_named(topology), parse_bytes(size)
+    where = topology_named(topology)
+    nbytes = parse_bytes(size or ("4K" if small else "1G"))
+    segments = segments or (1 if small else 32)
     conditions: dict[str, Any] = {"slow": _slow(slow), "failed": failed or []}
     began = time.perf_counter()
     with waiting(lambda: f"finding a schedule on {where.name}"):
-        made = make(collective, where, root=root, **conditions)
+        made: Synthesis | Quickest
+        if small:
+            made = quickest(collective, where, nbytes, root=root, **conditions)
+        else:
+            made = make(collective, where, root=root, **conditions)
     took = time.perf_counter() - began
     made.schedule.verify()
     facts = _facts(made, took, nbytes)
@@ -102,32 +113,35 @@ def _slow(given: list[str] | None) -> dict[str, float]:
     return links
 
 
-def _facts(made: Synthesis, took: float, nbytes: int) -> dict[str, object]:
+def _facts(made: Synthesis | Quickest, took: float, nbytes: int) -> dict[str, object]:
+    if isinstance(made, Quickest):
+        more: dict[str, object] = {"transfers": sum(map(len, made.schedule))}
+    else:
+        more = {"trees": len(made.trees), "reached": made.reached}
     return {
         "collective": made.schedule.collective.name,
         "topology": made.topology.name,
         "n": made.schedule.n,
         "chunks": made.schedule.num_chunks,
-        "trees": len(made.trees),
         "depth": made.depth,
         "least": made.least,
-        "reached": made.reached,
         "optimum": made.optimum,
         "synthesis_seconds": took,
         "verified": True,
         "size": nbytes,
+        **more,
     }
 
 
 def _best(
-    made: Synthesis, nbytes: int, segments: int, conditions: dict[str, Any]
+    made: Synthesis | Quickest, nbytes: int, segments: int, conditions: dict[str, Any]
 ) -> dict[str, object]:
     """The fastest algorithm of the library, whole or cut into segments."""
     what = made.schedule.collective.name
     more = {"collective": what, **conditions}
     found = []
     for name in candidates(what, made.topology):
-        for parts in sorted({1, segments}):
+        for parts in sorted({1, 1 if "segments=" in name else segments}):
             try:
                 result = run(name, made.topology, nbytes, segments=parts, **more)
             except UsageError:  # it cannot be cut into segments
@@ -141,20 +155,17 @@ def _best(
 
 def _print(facts: dict[str, object]) -> None:
     size, seconds = int(str(facts["size"])), float(str(facts["time"]))
-    print_text(
-        f"{facts['collective']} on {facts['topology']}, {facts['n']} ranks: "
-        f"{facts['trees'] or 'no'} trees, {facts['chunks']} chunks, "
-        f"depth {facts['depth']}"
-    )
-    rates = [float(str(facts[key])) for key in ("least", "reached")]
-    best, reached = (format_bandwidth(1 / r) if r else "no limit" for r in rates)
-    print_text(f"  links allow {best} of a buffer; the busiest link gives {reached}")
-    print_text(f"  optimum    {float(str(facts['optimum'])):.1%}")
-    if float(str(facts["optimum"])) < _NEAR:
+    what = f"{facts['collective']} on {facts['topology']}, {facts['n']} ranks: "
+    if "trees" in facts:
+        _print_rates(what, facts)
+    else:
+        least = format_seconds(float(str(facts["least"])))
+        count = f"{facts['transfers']} transfers, {facts['depth']}"
+        print_text(f"{what}{count} one after the other")
         print_text(
-            "             the topology's routes, or links with no common measure, "
-            "leave the rest unused"
+            f"  least      {least} by latencies and cuts: no schedule is quicker"
         )
+        print_text(f"  optimum    {float(str(facts['optimum'])):.1%}")
     took = format_seconds(float(str(facts["synthesis_seconds"])))
     print_text(f"  verified   made in {took}")
     print_text(f"  simulated  {format_bytes(size)} in {format_seconds(seconds)}")
@@ -168,3 +179,19 @@ def _print(facts: dict[str, object]) -> None:
         )
     if "file" in facts:
         print_text(f"  wrote      {facts['file']}")
+
+
+def _print_rates(what: str, facts: dict[str, object]) -> None:
+    print_text(
+        f"{what}{facts['trees'] or 'no'} trees, {facts['chunks']} chunks, "
+        f"depth {facts['depth']}"
+    )
+    rates = [float(str(facts[key])) for key in ("least", "reached")]
+    best, reached = (format_bandwidth(1 / r) if r else "no limit" for r in rates)
+    print_text(f"  links allow {best} of a buffer; the busiest link gives {reached}")
+    print_text(f"  optimum    {float(str(facts['optimum'])):.1%}")
+    if float(str(facts["optimum"])) < _NEAR:
+        print_text(
+            "             the topology's routes, or links with no common measure, "
+            "leave the rest unused"
+        )

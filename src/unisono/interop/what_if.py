@@ -18,11 +18,10 @@ from typing import Protocol
 import numpy as np
 
 from unisono import codecs
-from unisono.algorithms.choices import FLAT
-from unisono.errors import BadArgument, UsageError
+from unisono.errors import BadArgument
 from unisono.interop import chakra, kineto
 from unisono.interop.kineto import Call
-from unisono.simulate.groups import USUAL, EqualGroups
+from unisono.simulate.groups import EqualGroups
 from unisono.topology import Topology, parse
 
 
@@ -183,13 +182,4 @@ def _priced(
     nbytes = call.nbytes
     if codec != "none":
         nbytes = round(nbytes * min(1.0, codecs.get(codec).share(call.itemsize)))
-    auto = algorithm == "auto" and call.collective not in USUAL
-    found = []
-    for name in FLAT[call.collective] if auto else (algorithm,):
-        try:
-            groups = EqualGroups(topology, members, name)
-            found.append(groups.time(call.collective, nbytes))
-        except UsageError:
-            if not auto:
-                raise
-    return min(found)
+    return EqualGroups(topology, members, algorithm).time(call.collective, nbytes)

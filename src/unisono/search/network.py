@@ -20,10 +20,11 @@ from math import prod
 
 import numpy as np
 
+from unisono.algorithms.choices import SEGMENTS
 from unisono.schedule.collective import Ints
 from unisono.search.space import Choice
 from unisono.simulate.conditions import Conditions, SimulatedWorld
-from unisono.simulate.groups import EqualGroups
+from unisono.simulate.groups import MOST_CHOSEN, EqualGroups
 from unisono.simulate.steps import StepPattern
 from unisono.topology import Topology
 
@@ -86,9 +87,15 @@ class Network:
         whole = self._gather(of, nbytes)
         across, inside = self._levels(of)
         if across and inside:
-            parts = self._gather(across, nbytes / _size(inside))
-            whole = min(whole, parts + self._gather(inside, nbytes))
+            cuts = SEGMENTS if _size(of) <= MOST_CHOSEN else (1,)
+            whole = min(whole, *(self._two(across, inside, nbytes, k) for k in cuts))
         return times * whole
+
+    def _two(self, across: Groups, inside: Groups, nbytes: float, cut: int) -> float:
+        """On two levels, in segments: one is inside while another is across."""
+        one = self._gather(across, nbytes / _size(inside) / cut)
+        two = self._gather(inside, nbytes / cut)
+        return one + two + (cut - 1) * max(one, two)
 
     def _gather(self, of: Groups, nbytes: float) -> float:
         n = _size(of)

@@ -8,18 +8,14 @@ dgx-h100:16 is `hierarchical:levels=8x16`.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
-from unisono.algorithms import library
+from unisono.algorithms import choices, library
 from unisono.algorithms import schedule as make
-from unisono.algorithms.choices import FLAT, chosen_from, spelled
-from unisono.errors import UsageError
 from unisono.schedule.schedule import Schedule
 from unisono.topology.topology import Topology
-
-MOST_CHOSEN = 128
-"""Up to so many ranks the runtime's hierarchies are all simulated, too."""
 
 
 def fitted(algorithm: str, topology: Topology) -> str:
@@ -56,55 +52,46 @@ def schedule_for(
     return schedule.split(segments) if segments > 1 else schedule
 
 
-def candidates(collective: str, topology: Topology) -> list[str]:
+def candidates(
+    collective: str, topology: Topology, files: Sequence[str] = ()
+) -> list[str]:
     """All algorithms, with their variants, that can be had on this topology.
 
-    With those from files and entry points, and with what the runtime chooses from.
+    They are those of the one list, `algorithms/choices.py`, with those of files and
+    entry points; so what the runtime chooses is among them.
     """
-    names: dict[str, None] = {}
-    for (what, _), algorithm in library().items():
-        if what != collective:
-            continue
-        for variant in algorithm.variants:
-            name = algorithm.spelled(**variant)
-            full = {**algorithm.params, **variant}
-            if algorithm.supports(topology.n, **full) and _made(what, name, topology):
-                names[name] = None
-    for name in _chosen(collective, topology):
-        if name not in names and _made(collective, name, topology):
-            names[name] = None
-    return list(names)
-
-
-def _chosen(collective: str, topology: Topology) -> list[str]:
-    """What the runtime would choose from; there are too many for a large world."""
-    if not 1 < topology.n <= MOST_CHOSEN:
-        return []
     hosts = tuple(topology.wiring.host.tolist())
-    stacked = [spelled(*choice) for choice in chosen_from(collective, hosts)]
-    return [*FLAT[collective], *stacked]
+    return [
+        name
+        for name in choices.candidates(collective, hosts, files)
+        if _made(collective, name, topology)
+    ]
 
 
 def _made(collective: str, name: str, topology: Topology) -> bool:
     """Whether there is such a schedule; of large worlds that is seen later."""
     if topology.n > 4096:
         return True
-    try:
-        schedule_for(collective, name, topology)
-    except UsageError:
-        return False
-    return True
+    name = fitted(name, topology)
+    return choices.can_be_made(collective, name, topology.n) is not None
 
 
 def listed(text: str, collective: str, topology: Topology) -> list[str]:
-    """The algorithms that "all", or names with commas between, mean."""
-    if text in ("", "all"):
-        return candidates(collective, topology)
-    known = {name for _, name in library()}
+    """The algorithms that "all", or names with commas between, mean.
+
+    "all,mine.py" are all there are, and that of a file.
+    """
+    known = {name for _, name in library()} | {"all"}
     names: list[str] = []
     for part in text.split(","):
         if names and re.split(r"[:+]", part)[0] not in known and ":" in names[-1]:
             names[-1] += "," + part  # one more parameter of the one before
         else:
             names.append(part)
-    return names
+    if names[0] not in ("", "all"):
+        return names
+    found = candidates(collective, topology, names[1:])
+    for name in names[1:]:
+        if name not in found:  # as if it had been named alone: this says why not
+            schedule_for(collective, name, topology)
+    return found

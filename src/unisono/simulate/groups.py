@@ -23,10 +23,12 @@ from itertools import islice
 import numpy as np
 
 from unisono.algorithms import schedule as make
+from unisono.algorithms.choices import can_be_made, chosen_from, spelled
 from unisono.algorithms.hierarchical import telling
-from unisono.errors import BadArgument, UsageError
+from unisono.errors import BadArgument
 from unisono.schedule.collective import Ints
 from unisono.schedule.counts import Floats
+from unisono.schedule.placement import numbered
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 from unisono.simulate.conditions import Conditions, SimulatedWorld
@@ -41,7 +43,9 @@ USUAL = {
     "all_gather": ("ring", "recursive_doubling", "circulant"),
     "reduce_scatter": ("ring", "halving_doubling", "circulant"),
 }
-"""What is compared if nothing is named; hierarchies too, where hosts have several."""
+"""What is compared if nothing is named, with what the runtime chooses from."""
+MOST_CHOSEN = 16
+"""In groups of more ranks the runtime's hierarchies in segments are left out."""
 
 HALVES = {"all_reduce": ("reduce_scatter", "all_gather")}
 MANY = 128
@@ -92,7 +96,7 @@ class EqualGroups:
         if key not in self._known:
             times = [
                 (self._simulated(collective, name, nbytes), name)
-                for name in self._names(collective)
+                for name in self.names(collective)
             ]
             self._known[key] = min(times)
         return self._known[key]
@@ -107,21 +111,18 @@ class EqualGroups:
         share = near / whole.per_host
         return replace(whole, hosts=hosts, per_host=near, across=whole.across * share)
 
-    def _names(self, collective: str) -> Sequence[str]:
+    def names(self, collective: str) -> Sequence[str]:
+        """The algorithms of which the quickest is taken."""
         if self.algorithm != "auto":
             return [self.algorithm]
-        names = list(USUAL[collective])
-        host = self.topology.wiring.host[self.members[0]].tolist()
-        if 1 < len(set(host)) < len(host):
-            names.append(f"hierarchical:{telling(host)}")
-        return [name for name in names if self._offered(collective, name)]
-
-    def _offered(self, collective: str, name: str) -> bool:
-        try:
-            make(collective, name, self.size)
-        except UsageError:  # not for this number of ranks
-            return False
-        return True
+        names = list(USUAL.get(collective, ()))
+        hosts = numbered(self.topology.wiring.host[self.members[0]].tolist())
+        if 1 < len(set(hosts)) < len(hosts):
+            names.append(f"hierarchical:{telling(hosts)}")
+        if self.size <= MOST_CHOSEN or not names:
+            names += [spelled(*choice) for choice in chosen_from(collective, hosts)]
+        names = list(dict.fromkeys(names))
+        return [name for name in names if can_be_made(collective, name, self.size)]
 
     def _simulated(self, collective: str, name: str, nbytes: int) -> float:
         if name == "ring" and self.size > MANY:

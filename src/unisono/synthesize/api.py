@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 import numpy as np
@@ -69,6 +69,19 @@ class Synthesis:
         return self.least / self.reached if self.reached else 1.0
 
     @property
+    def kind(self) -> str:
+        """What the schedule is made of, in a few words."""
+        return "Spanning trees packed" if self.trees else "Paths found"
+
+    @property
+    def about(self) -> str:
+        """How good it is, in a sentence."""
+        return (
+            f"The busiest link reaches {self.optimum:.1%} of\n"
+            "the rate that the topology allows."
+        )
+
+    @property
     def depth(self) -> int:
         """The links from a root to the farthest rank, or of the longest path."""
         if not self.trees:
@@ -115,22 +128,19 @@ def synthesize(
         schedule = distribute(what, network.n, trees, root)
     elif network.symmetric:
         least = least_sum(network)
-        made = [(trees, up_and_down(network.n, trees)) for trees in _sums(network)]
-        trees, schedule = min(made, key=lambda one: busiest_link(one[1], world))
+        both = [(trees, up_and_down(network.n, trees)) for trees in _sums(network)]
+        trees, schedule = min(both, key=lambda one: busiest_link(one[1], world))
     else:
         trees, least = _forest(network, None)
         up, _ = _forest(network.backwards(), None)
         first = distribute(ALL_GATHER, network.n, up).mirror()
         schedule = first.then(distribute(ALL_GATHER, network.n, trees))
         least = least_sum(network)
-    schedule = schedule.but(
-        name=NAME,
-        about=f"{'Spanning trees packed' if trees else 'Paths found'} for "
-        f"{where.name}: links carry what they can.",
-    )
-    return Synthesis(
+    made = Synthesis(
         schedule, where, tuple(trees), least, busiest_link(schedule, world)
     )
+    about = f"{made.kind} for {where.name}: links carry what they can."
+    return replace(made, schedule=schedule.but(name=NAME, about=about))
 
 
 def _forest(network: Network, root: int | None) -> tuple[list[Tree], float]:

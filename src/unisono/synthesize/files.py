@@ -13,14 +13,14 @@ from pathlib import Path
 from unisono.errors import BadArgument
 from unisono.schedule.files import save as save_schedule
 from unisono.synthesize.api import Synthesis
+from unisono.synthesize.quickest import Quickest
 
 SUFFIXES = (".py", ".json", ".npz")
 """The kinds of files that `save` writes."""
 
 _HEAD = '''"""{title}: a schedule for one topology.
 
-Made by `unisono synthesize` for {topology}. The busiest link reaches {optimum:.1%} of
-the rate that the topology allows.
+Made by `unisono synthesize` for {topology}. {about}
 """
 
 from collections.abc import Iterator
@@ -29,13 +29,14 @@ from unisono.algorithms import algorithm
 from unisono.algorithms.registry import Requirement
 from unisono.schedule import Schedule, Step, copy_step, reduce_step
 from unisono.schedule.collective import COLLECTIVES
+from unisono.schedule.step import together
 
 RANKS = {n}
 CHUNKS = {chunks}
 STEPS = (
 {steps}
 )
-"""For each step: its phase, whether it reduces, chunks, senders, receivers."""
+"""For each step its phase and parts: if they reduce, chunks, senders, receivers."""
 
 
 @algorithm(
@@ -48,9 +49,12 @@ def {collective}({taken}, segments: int = 1) -> Schedule:
 
 
 def _steps() -> Iterator[Step]:
-    for phase, reduces, chunk, src, dst in STEPS:
-        made = reduce_step if reduces else copy_step
-        yield made(chunk=chunk, src=src, dst=dst).named(phase)
+    for phase, *parts in STEPS:
+        made = [
+            (reduce_step if reduces else copy_step)(chunk=chunk, src=src, dst=dst)
+            for reduces, chunk, src, dst in parts
+        ]
+        yield together(made).named(phase)
 '''
 
 _REFUSAL = """    if root != {root}:
@@ -58,7 +62,7 @@ _REFUSAL = """    if root != {root}:
 """
 
 
-def save(made: Synthesis, path: str | os.PathLike[str]) -> None:
+def save(made: Synthesis | Quickest, path: str | os.PathLike[str]) -> None:
     """Write the schedule as an algorithm file (.py), or as data (.json, .npz)."""
     target = Path(path)
     if target.suffix not in SUFFIXES:
@@ -74,27 +78,29 @@ def save(made: Synthesis, path: str | os.PathLike[str]) -> None:
     target.write_text(as_source(made), encoding="utf-8")
 
 
-def as_source(made: Synthesis) -> str:
+def as_source(made: Synthesis | Quickest) -> str:
     """The text of the algorithm file."""
     schedule = made.schedule
     rows = []
     for step in schedule:
         src, dst, chunk, mask, _ = step.flat()
-        columns = ",\n        ".join(str(c.tolist()) for c in (chunk, src, dst))
-        rows.append(
-            f"    (\n        {step.phase!r},\n        {bool(mask.all())},\n"
-            f"        {columns},\n    ),"
-        )
+        parts = [
+            f"        ({reduces}, {', '.join(str(c[at].tolist()) for c in columns)}),\n"
+            for reduces, at in ((True, mask), (False, ~mask))
+            for columns in [(chunk, src, dst)]
+            if at.any()
+        ]
+        rows.append(f"    (\n        {step.phase!r},\n{''.join(parts)}    ),")
     rooted = schedule.collective.rooted
     text = _HEAD.format(
         title=schedule.collective.name,
         topology=_plain(made.topology.name),
-        optimum=made.optimum,
+        about=made.about,
         n=schedule.n,
         root=schedule.root,
         chunks=schedule.num_chunks,
         steps="\n".join(rows),
-        kind="Spanning trees packed" if made.trees else "Paths found",
+        kind=made.kind,
         collective=schedule.collective.name,
         taken=f"n: int, root: int = {schedule.root}" if rooted else "n: int",
         refusal=_REFUSAL.format(root=schedule.root) if rooted else "",

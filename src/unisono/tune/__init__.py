@@ -2,7 +2,7 @@
 
 fit         latency and bandwidth from measured times, in pieces, with their errors
 measure     times that all ranks of a communicator measure together
-candidates  algorithms × segments × radix × levels that could win
+candidates  those of the one list that differ in what they do
 price       what each would take, from the fits
 race        which candidates are tried and raced, and which wins
 tuner       the candidates near the best are raced; the winners make the table

@@ -26,6 +26,9 @@ _ANSWERS: Answers = {
 class Studio(PageServer):
     """The server of the studio, on loopback."""
 
-    def __init__(self, port: int = 0) -> None:
-        """Bind to loopback; port 0 is any that is free."""
-        super().__init__("studio", _FILES, _ANSWERS, port=port)
+    def __init__(self, port: int = 0, more: Answers | None = None) -> None:
+        """Bind to loopback; port 0 is any that is free.
+
+        `more` are answers of packages that this one does not know: those to searches.
+        """
+        super().__init__("studio", _FILES, {**_ANSWERS, **(more or {})}, port=port)

@@ -1,7 +1,7 @@
 """The probe of links between hosts, and the model that is made from it."""
 
 import os
-from dataclasses import asdict
+from itertools import product
 
 import numpy as np
 import pytest
@@ -10,6 +10,7 @@ from unisono.runtime.plan import predict
 from unisono.runtime.plan.predict import MODEL, CostModel, fitted, small_calls
 from unisono.runtime.plan.select import choose
 from unisono.runtime.world import links
+from unisono.testing import world_across
 
 FOUR = (0, 1, 2, 3)
 MBIT = 8e-6
@@ -101,76 +102,97 @@ def test_expected_time_is_that_of_the_slowest_link():
     assert nbytes * MBIT / 200 < unequal <= equal
 
 
-def as_json(model):
-    """A model as it travels."""
-    return model and asdict(model)
-
-
-def as_model(fields):
-    """A model that has travelled."""
-    links = {name: tuple(fields[name]) for name in ("leaving", "entering")}
-    return CostModel(**fields | links)
-
-
-def model_here(rank):
+def model_here(comm):
     """The model of this rank, of a group of it, and the text that tells."""
-    with rank.init() as comm:
-        return described(comm)
-
-
-def described(comm):
     session = comm.core.session
     group = comm.split(comm.rank % 2)
     mine = session.links_between(group.core.world_ranks)
     text = comm.explain("all_reduce", np.zeros(1 << 18, np.float32))
     total = comm.all_reduce(np.ones(1 << 18, np.float32))
-    return as_json(session.links), as_json(mine), text, float(total[0])
+    return session.links, mine, text, float(total[0])
 
 
-def probed_here(rank):
+def probed_here(comm):
     """A probe that is taken for good even if the machine is busy."""
-    links.STEADY = links.BUDGET_S = 1e9
+    links.BUDGET_S = 1e9
     links.LONGEST = 1 << 16
-    with rank.init() as comm:
-        comm.core.session.links = links.probed(comm, 60.0)
-        return described(comm)
+    comm.core.session.links = links.probed(comm, 60.0)
+    return model_here(comm)
 
 
-def probed_when_busy(rank):
-    """A probe that takes nothing for steady."""
-    links.STEADY = 0.0
-    with rank.init() as comm:
-        return as_json(links.probed(comm, 60.0))
+def probed_without_time(comm):
+    """A probe that has no time for small calls."""
+    links.BUDGET_S = 0.0
+    return links.probed(comm, 60.0)
 
 
-def values(ends):
-    """What ranks returned, all of which ended well."""
-    assert all(end.status == 0 for end in ends), ends
-    return [end.value for end in ends]
+def probed_when_busy(comm):
+    """A probe in which bursts of the same pair differ a hundredfold."""
+    exchanged = links._exchanged
+    links._exchanged = lambda *given: (exchanged(*given)[0], 100.0)
+    links.BUDGET_S = 1e9
+    links.LONGEST = 1 << 16
+    return links.probed(comm, 60.0)
 
 
 @pytest.mark.timeout(60)
-def test_links_are_taken_for_equal_if_bursts_differ(forks):
-    ends = forks.run(2, probed_when_busy, hosts=[1, 1])
-    one, other = map(as_model, values(ends))
+def test_links_are_taken_for_equal_if_there_is_no_time_for_small_calls():
+    one, other = world_across([1, 1]).run(probed_without_time)
     assert one == other
     assert {*one.leaving, *one.entering} == {one.byte}
     assert (one.start, one.message) == (MODEL.start, MODEL.message)
 
 
 @pytest.mark.timeout(60)
-def test_the_world_is_probed_when_it_meets(forks):
-    ends = forks.having(UNISONO_PROBE="1").run(2, model_here, hosts=[1, 1])
-    models = [as_model(model) for model, *_ in values(ends)]
+def test_busy_hosts_have_equal_links_and_the_latencies_of_their_small_calls():
+    one, other = world_across([1, 1]).run(probed_when_busy)
+    assert one == other
+    assert len({*one.leaving}) == len({*one.entering}) == 1
+    assert one.start != MODEL.start
+
+
+def test_latency_of_busy_hosts_decides_on_small_calls():
+    """A slow rate with the latency of an ordinary network chooses too many steps."""
+    pairs = {(a, b): MBIT / 200 for a in FOUR for b in FOUR if a != b}
+    true = predict.all_alike(4, MBIT / 200, CostModel(start=180e-6, message=60e-6))
+    seconds = [
+        predict.predicted("all_gather", name, 1, FOUR, 0, true)
+        for name in small_calls(4)
+    ]
+    ask = {"n": 4, "named": None, "reproducible": False, "hosts": FOUR}
+    measured = fitted(FOUR, pairs, seconds, alike=100.0)
+    worst = dict.fromkeys((measured, predict.all_alike(4, MBIT / 200)), 1.0)
+    for what, nbytes in product(("all_reduce", "broadcast"), (1 << 10, 4 << 10)):
+        best = choose(what, nbytes, **ask, model=true).predicted
+        for model, regret in worst.items():
+            found = choose(what, nbytes, **ask, model=model).algorithm
+            took = predict.predicted(what, found, 1, FOUR, nbytes, true)
+            worst[model] = max(regret, took / best)
+    as_measured, one_rate = worst.values()
+    assert as_measured <= 1.02
+    assert one_rate > 1.1
+
+
+def test_rates_within_the_spread_of_bursts_are_taken_for_equal():
+    pairs = {(0, 1): 1e-8, (1, 0): 1e-8, (0, 2): 2e-8, (2, 0): 2e-8}
+    pairs |= {(1, 2): 2e-8, (2, 1): 2e-8}
+    at_rest, busy = (fitted((0, 1, 2), pairs, [1e-4] * 2, alike=a) for a in (1.3, 3.0))
+    assert len(set(at_rest.leaving)) == 2
+    assert len(set(busy.leaving)) == 1
+
+
+@pytest.mark.timeout(60)
+def test_the_world_is_probed_when_it_meets(monkeypatch):
+    monkeypatch.setenv("UNISONO_PROBE", "1")
+    models = [end[0] for end in world_across([1, 1]).run(model_here)]
     assert models[0] == models[1]
     assert len(models[0].leaving) == 2
 
 
 @pytest.mark.timeout(60)
-def test_all_ranks_probe_and_have_the_same_model(forks):
-    ends = forks.run(4, probed_here, hosts=[1, 2, 1])
-    models, groups, texts, sums = zip(*values(ends), strict=True)
-    models, groups = (list(map(as_model, found)) for found in (models, groups))
+def test_all_ranks_probe_and_have_the_same_model():
+    ends = world_across([1, 2, 1]).run(probed_here)
+    models, groups, texts, sums = zip(*ends, strict=True)
     assert len(set(models)) == 1
     assert len(models[0].leaving) == 3
     assert groups[0] == groups[2] == models[0].of([0, 1])
@@ -180,11 +202,13 @@ def test_all_ranks_probe_and_have_the_same_model(forks):
 
 
 @pytest.mark.timeout(60)
-def test_one_rank_that_does_not_want_it_is_enough(forks):
-    env = [{"UNISONO_PROBE": "1"}, {"UNISONO_PROBE": "0"}]
-    found = values(forks.run(2, model_here, hosts=[1, 1], env=env))
-    assert [model for model, *_ in found] == [None, None]
-    assert "without a probe" in found[0][2]
+def test_one_rank_that_does_not_want_it_is_enough():
+    def of(rank):
+        return {"UNISONO_PROBE": "0" if rank == 1 else "1"}
+
+    ends = world_across([1, 1], env_of=of).run(model_here)
+    assert [model for model, *_ in ends] == [None, None]
+    assert "without a probe" in ends[0][2]
 
 
 def test_the_variable_switches_it_off(monkeypatch):

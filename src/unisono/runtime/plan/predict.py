@@ -196,11 +196,13 @@ def fitted(
     pairs: Mapping[tuple[int, int], float],
     seconds: Sequence[float],
     model: CostModel = MODEL,
+    alike: float = ALIKE,
 ) -> CostModel:
     """The model with the constants of a network, from a probe of its links.
 
     `pairs` are the seconds per byte from host to host; a host's link is as fast as the
-    fastest of its pairs. `seconds` are the times of `small_calls`.
+    fastest of its pairs. `seconds` are the times of `small_calls`. Rates that differ by
+    less than `alike` times are taken for equal.
     """
     num_hosts = max(hosts) + 1
     ends: list[tuple[float, ...]] = []
@@ -209,7 +211,7 @@ def fitted(
             min((t for pair, t in pairs.items() if pair[end] == host), default=0.0)
             for host in range(num_hosts)
         ]
-        ends.append(_alike([rate or model.byte for rate in best]))
+        ends.append(_alike([rate or model.byte for rate in best], alike))
     start, message = _per_step(hosts, seconds, model)
     leaving, entering = ends
     return replace(
@@ -228,12 +230,12 @@ def all_alike(num_hosts: int, byte: float, model: CostModel = MODEL) -> CostMode
     return replace(model, byte=byte, leaving=rates, entering=rates)
 
 
-def _alike(rates: Sequence[float]) -> tuple[float, ...]:
+def _alike(rates: Sequence[float], alike: float) -> tuple[float, ...]:
     """Rates of which similar ones are made equal."""
     found: dict[float, float] = {}
     group: list[float] = []
     for rate in [*sorted(rates), math.inf]:
-        if group and rate > ALIKE * group[0]:
+        if group and rate > alike * group[0]:
             found |= dict.fromkeys(group, median(group))
             group = []
         group.append(rate)

@@ -5,10 +5,12 @@ which networks differ a thousandfold. So the first rank of each host asks that o
 other for a burst of bytes, all at the same time, as in a collective. First the bursts
 are short; then as long as the rate that was found allows. The time from the question to
 the last byte is at most too long, by whatever else runs there, so the least of some is
-taken. Where they differ much from each other, or take too long, the hosts are busy:
-then all links are taken for equal, with the fastest rate that was seen. Small calls of
-all ranks tell what a step costs, and a message. Every rank gets all numbers, and
-computes the same model from them.
+taken. Where they differ much from each other, the hosts are busy, and rates that differ
+no more than that are taken for equal. Small calls of all ranks tell what a step costs,
+and a message: on busy hosts much more than usual, so a rate without them would choose
+many steps for small calls. Only where short bursts alone take all the time there are no
+small calls: then links are taken for equal, with the fastest rate that was seen. Every
+rank gets all numbers, and computes the same model from them.
 
     UNISONO_PROBE=0     no probe: the constants of an ordinary network
 """
@@ -24,7 +26,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.plan.predict import CostModel, all_alike, fitted, small_calls
+from unisono.runtime.plan.predict import (
+    ALIKE,
+    CostModel,
+    all_alike,
+    fitted,
+    small_calls,
+)
 
 VARIABLE = "UNISONO_PROBE"
 BUDGET_S = 40e-3
@@ -32,8 +40,6 @@ BUDGET_S = 40e-3
 SHORT = 16 << 10
 LONGEST = 1 << 20
 REPEATS = 3
-STEADY = 1.4
-"""How far the middle burst of a pair may be from the quickest on hosts at rest."""
 EVERY_PAIR_UP_TO = 8
 """Up to so many hosts each asks each; of more, those 1, 2, 4, ... further."""
 CALLS = 2
@@ -70,9 +76,7 @@ def probed(comm: Communicator, timeout_s: float) -> CostModel:
     if long:
         better, spread = _exchanged(comm, leaders, long, timeout_s)
         found |= better
-    if spread > STEADY:
-        return all_alike(len(leaders), min(found.values()))
-    return fitted(comm.hosts, found, seconds)
+    return fitted(comm.hosts, found, seconds, alike=max(ALIKE, spread))
 
 
 def _shifts(num_hosts: int) -> list[int]:

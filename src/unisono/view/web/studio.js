@@ -3,6 +3,7 @@
 import { curves } from "./curves.js";
 import { h, set } from "./dom.js";
 import { page } from "./page.js";
+import { search } from "./search.js";
 import { strategies } from "./strategy.js";
 import { themes } from "./themes.js";
 import { arranged, events, trace } from "./trace.js";
@@ -12,7 +13,7 @@ import { arranged, events, trace } from "./trace.js";
  *   codecs: string[], most: number}} Choices */
 
 const SIZES = ["1K", "16K", "256K", "1M", "4M", "16M", "64M", "256M", "1G"];
-const PAGES = ["Explain", "Costs", "Strategies", "Trace"];
+const PAGES = ["Explain", "Costs", "Strategies", "Search", "Trace"];
 
 /**
  * Ask the server; what it refuses is an error with its words.
@@ -79,7 +80,7 @@ class Desk {
   async enter(title) {
     this.shown = title;
     this.tabs.forEach((tab) => set(tab, { "aria-selected": String(tab.textContent === title) }));
-    this.form.hidden = title === "Strategies" || title === "Trace";
+    this.form.hidden = ["Strategies", "Search", "Trace"].includes(title);
     for (const name of ["algorithm", "beside", "size"]) {
       const label = this.fields[name].parentElement;
       if (label) label.hidden = title !== "Explain";
@@ -122,6 +123,7 @@ class Desk {
    */
   async make(wanted) {
     if (this.shown === "Strategies") return strategies(await ask("strategies"));
+    if (this.shown === "Search") return search(ask);
     if (this.shown === "Trace") return this.opener();
     await this.refresh();
     const { collective, topology, codec } = this.parameters;
