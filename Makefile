@@ -235,8 +235,9 @@ rm -rf $(REPORTS)/$(1).*; mkdir -p $(REPORTS); ( $(2) ); rc=$$?; \
     if [ -e "$$report" ]; then echo "$$report:"; head -60 "$$report"; rc=1; fi; done; exit $$rc
 endef
 
-# Sanitizers need address space and descriptors (to see whether memory is there), and
-# report SIGSEGV themselves. So not: tests that leave too little of these, or send that.
+# Sanitizers need address space and descriptors (to see whether memory is there), report
+# SIGSEGV themselves, and let mlock do nothing. So not: tests that leave too little of these,
+# send that, or lock memory.
 # A browser is not ours, and starts no more with a library loaded before it.
 UNSANITIZED := $(addprefix --deselect tests/, \
   runtime/world/test_init.py::test_too_few_descriptors \
@@ -244,6 +245,7 @@ UNSANITIZED := $(addprefix --deselect tests/, \
   runtime/world/test_init.py::test_message_too_large_to_buffer \
   runtime/world/test_init.py::test_exposed_buffer_that_cannot_be_mapped \
   runtime/world/test_init.py::test_init_with_too_little_memory \
+  runtime/test_registered_arrays.py::test_unsuitable_memory_is_refused_in_words \
   launch/test_local.py::test_killed_rank_is_first_failure_before_its_reporters)
 
 # What tests import beside us they find in $(VENV), where it is not installed twice.

@@ -33,11 +33,13 @@ Status Collective::advance() {
   const Status status = run_phases();
   if (status != Status::done || exposed_ == 0)
     return status;
-  // Another rank may have abandoned the call and reused a buffer while this rank was
-  // reading it. The fence orders this load after those reads, which an acquire load alone
-  // does not; it pairs with the fence in wait_for_writers.
+  // Another rank may have given up the call and reused a buffer while this rank was reading
+  // it. The fence orders these loads after those reads, which an acquire load alone does
+  // not; it pairs with the fence in ZeroCopy::give_up. A failure alone is no reason: ranks
+  // that have done their part may have failed in a later call.
   std::atomic_thread_fence(std::memory_order_acquire);
-  if (const Failure broken = comm_.failure(); broken.kind != FailureKind::none) {
+  if (const Failure broken = comm_.failure();
+      broken.kind != FailureKind::none && comm_.zero_copy().given_up(seq)) {
     failure = broken;
     return Status::failed;
   }

@@ -76,7 +76,7 @@ void Comm::close() {
   std::scoped_lock lock(transferring_, mutex_);
   if (!queue_.empty()) {
     abort(left);
-    zero_copy_.wait_for_writers();
+    zero_copy_.give_up(queue_.front()->seq);
   }
   const auto end = [&](auto &tasks) {
     for (auto &op : tasks) {
@@ -213,7 +213,7 @@ void Comm::complete(Task &op, Status status) {
       op.failure = abort(op.failure);
     op.recall();
     if (op.aborts_comm)
-      zero_copy_.wait_for_writers();
+      zero_copy_.give_up(op.seq);
     auto *transfer = dynamic_cast<Transfer *>(&op);
     failed = transfer == nullptr || channels_.cancel(*transfer);
   }

@@ -118,9 +118,7 @@ public:
   // its own rank, that it no longer waits. Other hosts are informed if `lasts`.
   void announce_connecting(std::size_t rank, bool lasts);
   // Fails `op`, which is blocked, if it must fail now: a rank died, it timed out, the
-  // communicator is aborted. Publishes what it waits for. Whether it failed.
-  bool check_failure(Task &op);
-  // The same, but a call that completes after all is done; blocked if it goes on waiting.
+  // communicator is aborted. Done if it completes after all, blocked if it goes on waiting.
   Status check_blocked(Task &op);
   bool is_gone(std::size_t rank) const {
     return host_peers().dead(world_rank(rank)) || has_left(rank);
@@ -157,6 +155,9 @@ public:
   std::vector<std::uint64_t> seen; // the progress of each rank, as read last
 
 private:
+  // Why `op`, which is blocked, must fail now, if it must. Publishes what it waits for.
+  Failure find_failure(Task &op);
+  bool may_be_complete(const Task &op, const Failure &failure) const;
   std::size_t follow_waits(std::size_t rank, std::int64_t since) const;
   std::size_t longest_unchanged(const std::vector<std::size_t> &circle) const;
   void publish_mismatch(const Failure &failure);

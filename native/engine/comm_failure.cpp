@@ -7,6 +7,7 @@
 #include "engine/comm.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <cstring>
 #include <string>
@@ -19,28 +20,35 @@ namespace unisono {
 
 namespace {
 
-// A note that is written while others may read it: they compare its sequence number before
-// and after. Several ranks may write it, all with the same content.
+// A note that is written while others may read it: word by word, and readers compare its
+// sequence number before and after. Several ranks may write it, all with the same content; so
+// a reader must not use the number that it finds in between.
+using NoteWord [[gnu::may_alias]] = std::uint64_t;
+constexpr std::size_t note_words = sizeof(Note) / sizeof(NoteWord);
+static_assert(offsetof(Note, seq) == 0 && sizeof(Note::seq) == sizeof(NoteWord));
+
 void put(Note &to, const Note &note) {
-  std::atomic_ref(to.seq).store(0, std::memory_order_relaxed);
+  auto *const words = reinterpret_cast<NoteWord *>(&to);
+  const auto *const from = reinterpret_cast<const NoteWord *>(&note);
+  __atomic_store_n(words, 0, __ATOMIC_RELAXED);
   std::atomic_thread_fence(std::memory_order_release);
-  std::memcpy(reinterpret_cast<std::byte *>(&to) + sizeof to.seq,
-              reinterpret_cast<const std::byte *>(&note) + sizeof note.seq,
-              sizeof note - sizeof note.seq);
-  std::atomic_ref(to.seq).store(note.seq, std::memory_order_release);
+  for (std::size_t i = 1; i < note_words; ++i)
+    __atomic_store_n(words + i, from[i], __ATOMIC_RELAXED);
+  __atomic_store_n(words, note.seq, __ATOMIC_RELEASE);
 }
 
 std::uint64_t get_seq(const Note &note) {
-  std::atomic_thread_fence(std::memory_order_acquire);
-  const auto seq =
-      std::atomic_ref(const_cast<Note &>(note).seq).load(std::memory_order_acquire);
-  return seq;
+  return std::atomic_ref(const_cast<Note &>(note).seq).load(std::memory_order_acquire);
 }
 
 // A copy of such a note; its sequence number is 0 if it was written meanwhile.
 Note get(const Note &note) {
   const std::uint64_t seq = get_seq(note);
-  Note copy = note;
+  const auto *const words = reinterpret_cast<const NoteWord *>(&note);
+  Note copy;
+  for (std::size_t i = 1; i < note_words; ++i)
+    reinterpret_cast<NoteWord *>(&copy)[i] = __atomic_load_n(words + i, __ATOMIC_RELAXED);
+  std::atomic_thread_fence(std::memory_order_acquire);
   copy.seq = get_seq(note) == seq ? seq : 0;
   return copy;
 }
@@ -75,7 +83,9 @@ std::size_t Comm::first_dead() const {
 // Publishes the calls of the two ranks whose calls differ, as far as they are known here.
 void Comm::publish_mismatch(const Failure &failure) {
   for (const std::size_t q : {std::size_t(failure.culprit), rank_}) {
-    Note note = get(layout_.block(q).notes[failure.seq & 1]);
+    // A rank of this host that has arrived writes no other note before it has failed, too.
+    const Note &shared = layout_.block(q).notes[failure.seq & 1];
+    Note note = is_remote(q) ? get(shared) : shared;
     if (is_remote(q) && std::uint32_t(note.seq) != failure.seq)
       note = receive_streams_[q]->note();
     if (std::uint32_t(note.seq) != failure.seq)
@@ -186,10 +196,12 @@ void Comm::announce_own_call(const Failure &failure) {
 // Whether a rank of another host has announced that it waits in this call number, but in a
 // different call.
 bool Comm::called_differently(std::size_t rank, std::uint64_t seq) const {
-  const Note &theirs = layout_.block(rank).notes[seq & 1];
+  const Note &shared = layout_.block(rank).notes[seq & 1];
   const Note &mine = layout_.block(rank_).notes[seq & 1];
-  return is_remote(rank) && get_seq(theirs) == seq && mine.seq == seq &&
-         std::memcmp(&theirs, &mine, sizeof mine) != 0 && get_seq(theirs) == seq;
+  if (!is_remote(rank) || get_seq(shared) != seq || mine.seq != seq)
+    return false;
+  const Note theirs = get(shared);
+  return theirs.seq == seq && std::memcmp(&theirs, &mine, sizeof mine) != 0;
 }
 
 // Whether `op` can receive nothing more from a rank that has closed. Data from another host
@@ -204,23 +216,18 @@ bool Comm::has_closed(std::size_t rank, const Task &op) const {
          now_ns() - std::int64_t(closed_at) > attach_grace;
 }
 
-bool Comm::check_failure(Task &op) {
-  const auto fails = [&](Failure failure, bool for_all) {
-    op.failure = for_all ? abort(failure) : failure;
-    return true;
-  };
-  const Failure broken = failure();
-  if (broken.kind != FailureKind::none)
-    return fails(broken, false);
+Failure Comm::find_failure(Task &op) {
+  if (const Failure broken = failure(); broken.kind != FailureKind::none)
+    return broken;
   const auto seq32 = std::uint32_t(op.seq);
   const auto me = std::uint32_t(rank_);
   if (host_peers().dead(
           world_rank(rank_))) // so the others say, who heard nothing of it for long
-    return fails({FailureKind::peer_lost, me, me, seq32}, op.aborts_comm);
+    return {FailureKind::peer_lost, me, me, seq32};
   if (closed()) // by another thread
-    return fails({FailureKind::closed, me, me, seq32}, op.aborts_comm);
+    return {FailureKind::closed, me, me, seq32};
   if (host_peers().out_of_resources())
-    return fails({FailureKind::out_of_resources, me, me, seq32}, op.aborts_comm);
+    return {FailureKind::out_of_resources, me, me, seq32};
   for (std::size_t q = 0; q < size(); ++q) {
     if (q == rank_)
       continue;
@@ -228,7 +235,7 @@ bool Comm::check_failure(Task &op) {
     const bool dead = host_peers().dead(world_rank(q)), died = dead && !has_left(q);
     const bool closed = has_closed(q, op);
     if (op.aborts_comm && called_differently(q, op.seq))
-      return fails({FailureKind::mismatch, std::uint32_t(q), me, seq32}, true);
+      return {FailureKind::mismatch, std::uint32_t(q), me, seq32};
     // Between hosts a rank cannot see which others depend on a dead rank, and after the
     // death of rank 0 no rank announces deaths. So a death aborts the calls of all, unless
     // the dead rank had closed before. The same holds for a message between hosts after the
@@ -236,9 +243,8 @@ bool Comm::check_failure(Task &op) {
     const bool unreported = op.aborts_comm || (world_rank(q) == 0 && op.crosses_hosts());
     const bool ends_all = died && unreported && !remote_.empty();
     if ((dead || closed) && (ends_all || op.depends_on(q)))
-      return fails({died ? FailureKind::peer_lost : FailureKind::closed, std::uint32_t(q),
-                    me, seq32},
-                   op.aborts_comm);
+      return {died ? FailureKind::peer_lost : FailureKind::closed, std::uint32_t(q), me,
+              seq32};
   }
   const std::int64_t now = now_ns();
   if (op.aborts_comm) {
@@ -256,27 +262,37 @@ bool Comm::check_failure(Task &op) {
   announce_wait(op, waited);
   if (op.timeout > 0 && waited >= op.timeout) {
     const auto late = op.late_ranks = blocking_ranks(op);
-    return fails(
-        {FailureKind::timeout, std::uint32_t(late.empty() ? rank_ : late[0]), me, seq32},
-        op.aborts_comm);
+    return {FailureKind::timeout, std::uint32_t(late.empty() ? rank_ : late[0]), me, seq32};
   }
   if (!op.warned && late_after > 0 && waited >= late_after) {
     op.warned = true;
     warn(op, waited);
   }
-  return false;
+  return {};
 }
 
-// A rank that slept while the others completed this call and failed in a later one tries
-// once more before it fails: all that it waited for may be there.
+// Whether a call may have all that it waited for, although there is a failure: this rank may
+// have slept while the others completed the call, and failed or ended after it. Not if calls
+// differ: a call that some ranks have not made is completed by none.
+bool Comm::may_be_complete(const Task &op, const Failure &failure) const {
+  if (failure.kind == FailureKind::mismatch)
+    return op.aborts_comm && std::int32_t(failure.seq - std::uint32_t(op.seq)) > 0;
+  return !closed();
+}
+
+// Tries once more before it fails. What the failure was found from has been read before
+// that: so the data of a rank that is seen to be dead is used as far as it has arrived.
 Status Comm::check_blocked(Task &op) {
-  if (!check_failure(op))
+  const Failure found = find_failure(op);
+  if (found.kind == FailureKind::none)
     return Status::blocked;
-  const bool later =
-      op.aborts_comm && std::int32_t(op.failure.seq - std::uint32_t(op.seq)) > 0;
-  if (later)
+  if (may_be_complete(op, found)) {
     op.recall(); // so that one attempt uses all that has arrived
-  return later && step(op) == Status::done ? Status::done : Status::failed;
+    if (const Status status = step(op); status != Status::blocked)
+      return status;
+  }
+  op.failure = op.aborts_comm ? abort(found) : found;
+  return Status::failed;
 }
 
 // Announces to other hosts which rank this one waits for, so that they do not report it as

@@ -50,7 +50,7 @@ void Comm::cancel(const std::shared_ptr<Task> &op) {
     op->release_buffers();
     op->finish(Task::broken);
   }
-  zero_copy_.wait_for_writers();
+  zero_copy_.give_up(op->seq);
   release();
 }
 

@@ -85,6 +85,7 @@ struct RankBlock {
   // Not 0: it has closed the communicator; of a remote rank, when that was announced.
   alignas(line_size) Word closed;
   Word outbox; // its segment for send, or 0
+  Word given_up; // the first call that it gave up, after which it used its buffers again
   // To find the rank that blocks the others: what a rank published that it waits for when
   // it last checked. An old value is harmless, because whether it has arrived can be seen;
   // where it cannot, because it comes by a stream, `needs` is all ones, and the rank clears

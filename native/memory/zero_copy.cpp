@@ -76,11 +76,24 @@ ZeroCopy::WriteGuard::~WriteGuard() {
     writing_->store(0, std::memory_order_release);
 }
 
-void ZeroCopy::wait_for_writers() const {
+// A rank that has given up a call takes part in no other: the first is kept. A call that has
+// not begun has no number, and no rank uses its buffers.
+void ZeroCopy::give_up(std::uint64_t seq) const {
+  std::uint64_t none = 0;
+  layout_.block(rank_).given_up.compare_exchange_strong(none, seq, std::memory_order_relaxed);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const std::int64_t until = now_ns() + 1'000'000'000;
        has_writers() && now_ns() < until;)
     ::sched_yield();
+}
+
+bool ZeroCopy::given_up(std::uint64_t seq) const {
+  for (const std::size_t q : local_ranks_) {
+    const std::uint64_t first = layout_.block(q).given_up.load(std::memory_order_relaxed);
+    if (first != 0 && first <= seq)
+      return true;
+  }
+  return false;
 }
 
 bool ZeroCopy::has_writers() const {

@@ -45,10 +45,13 @@ public:
     Word *writing_ = nullptr;
     bool allowed_ = true;
   };
-  // After an abort, before buffers are reused: waits until no rank writes any more, for at
-  // most a second. After that `has_writers` is still true if a rank was stopped while
-  // writing.
-  void wait_for_writers() const;
+  // After an abort, before the buffers of call `seq` are reused: lets other ranks know, and
+  // waits until none writes to them any more, for at most a second. After that `has_writers`
+  // is still true if a rank was stopped while writing.
+  void give_up(std::uint64_t seq) const;
+  // Whether a rank of this host has given up this call: what was read from its buffers may
+  // be other data.
+  bool given_up(std::uint64_t seq) const;
   bool has_writers() const;
 
   // Temporary memory, for the thread that advances the collectives.

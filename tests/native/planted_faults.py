@@ -152,7 +152,7 @@ FAULTS = (
         "        unreachable_ = traced_ ? run_traced(action) : run_action(action);\n",
         "windows, then others",
     ),
-    # The guard of writes to others' buffers: WriteGuard and wait_for_writers.
+    # The guard of writes to others' buffers: WriteGuard and give_up.
     Fault(
         "guard stores with release",
         "memory/zero_copy.cpp",
@@ -171,10 +171,10 @@ FAULTS = (
         "guard",
     ),
     Fault(
-        "wait_for_writers without its fence",
+        "give_up without its fence",
         "memory/zero_copy.cpp",
         "  std::atomic_thread_fence(std::memory_order_seq_cst);\n  for (",
-        f"  if (!{_if('wait_for_writers without its fence')})\n"
+        f"  if (!{_if('give_up without its fence')})\n"
         "    std::atomic_thread_fence(std::memory_order_seq_cst);\n  for (",
         "guard",
     ),
@@ -210,6 +210,15 @@ FAULTS = (
         "engine/collective.cpp",
         "  if (status != Status::done || exposed_ == 0)\n",
         f"  if (status != Status::done || exposed_ == 0 || {_if('no last look')})\n",
+        "one aborts, read by others",
+    ),
+    Fault(
+        "a call given up in silence",
+        "memory/zero_copy.cpp",
+        "  std::uint64_t none = 0;\n  layout_.block(rank_).given_up",
+        "  std::uint64_t none = 0;\n"
+        f"  if (!{_if('a call given up in silence')})\n"
+        "    layout_.block(rank_).given_up",
         "one aborts, read by others",
     ),
     # Waits left out.

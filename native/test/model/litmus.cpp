@@ -86,7 +86,7 @@ Scenario independent(memory_order store, memory_order load) {
                 4);
 }
 
-// Store and load on both sides, as in WriteGuard and wait_for_writers: one side by a comparison
+// Store and load on both sides, as in WriteGuard and ZeroCopy::give_up: one side by a comparison
 // and a fence.
 Scenario store_and_look(memory_order order) {
   return litmus({[=](Words &w) {

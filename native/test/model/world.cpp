@@ -154,6 +154,7 @@ World::World(int n) : n(n), table(std::make_shared<PeerTable>(std::size_t(n))) {
     name(&block.outbox, "outbox" + of);
     name(&block.waits_for, "waits_for" + of);
     name(&block.writing, "writing" + of);
+    name(&block.given_up, "given_up" + of);
     // Read for error messages while they are written: get() in engine/comm_failure.cpp.
     may_race(&block.notes, sizeof block.notes);
     may_race(&block.differing, sizeof block.differing);
@@ -179,7 +180,7 @@ bool call(Comm &comm, std::shared_ptr<const Plan> plan, const Element *input, El
     }
     done = status == Status::done;
     if (!done)
-      comm.zero_copy().wait_for_writers();
+      comm.zero_copy().give_up(op->seq);
     op->finish(done ? Task::succeeded : Task::broken);
     break;
   }
