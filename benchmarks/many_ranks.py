@@ -78,7 +78,7 @@ def rank() -> None:
     found["descriptors"] = descriptors() - files
     comm.barrier()
     start = time.monotonic()
-    group = comm.split(color=0)
+    group = comm.duplicate()
     group.barrier()
     found["group_s"] = time.monotonic() - start
     last = memory()
