@@ -34,6 +34,7 @@ quick: $(VENV)/.test
 # their examples.
 test-all: ready ucx
 	@$(BIN)/python -m pytest -n 2 --durations=10 -m "sweep or hypothesis"
+	@$(BIN)/python -m pytest -n 2 --durations=5 tests/transports/test_ucx*.py
 
 # What needs UCX, with a wheel of it, where that can be had; else these tests are skipped.
 test-ucx: ucx
