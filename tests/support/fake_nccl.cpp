@@ -9,6 +9,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -398,9 +399,14 @@ int ncclGetVersion(int *version) {
 }
 
 int ncclGetUniqueId(UniqueId *id) {
-  static std::atomic<int> made = 0;
+  // By chance, and not by the process: one of that number may have been killed before it
+  // removed its file, and ranks would find others there.
+  std::uint64_t chance = 0;
+  if (::getrandom(&chance, sizeof chance, 0) != sizeof chance)
+    return system_error;
   std::memset(id, 0, sizeof *id);
-  std::snprintf(id->bytes, sizeof id->bytes, "/unisono-fake-nccl-%d-%d", int(::getpid()), made++);
+  std::snprintf(id->bytes, sizeof id->bytes, "/unisono-fake-nccl-%016llx",
+                static_cast<unsigned long long>(chance));
   return success;
 }
 
