@@ -135,7 +135,7 @@ class Compression:
         self, bucket: Bucket, begin: Callable[[Tensor], Work], call: str
     ) -> Work:
         assert bucket.data is not None
-        return begin_coded(bucket.data, self._dense.get(bucket.number), begin, call)
+        return begin_coded(bucket.data, self._dense.get(bucket.number), call, begin)
 
     def _codec_option(self, bucket: Bucket) -> dict[str, Any]:
         name = self._dense.get(bucket.number)
@@ -164,7 +164,7 @@ class Compression:
 
 
 def begin_coded(
-    data: Tensor, codec: str | None, begin: Callable[[Tensor], Work], call: str
+    data: Tensor, codec: str | None, call: str, begin: Callable[[Tensor], Work]
 ) -> Work:
     """Begin a call on `data`; codecs work on copies in the host's memory."""
     if codec is None or data.device == CPU:

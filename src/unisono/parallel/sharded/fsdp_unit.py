@@ -160,21 +160,17 @@ class FSDPUnit:
             return
         self.unsharded = True
         self._memory.claim()
-        codec = self._options.param_codec
-
-        def gather(whole: Tensor) -> Work:
-            work: Work = self.comm.all_gather(
+        codec, label = self._options.param_codec, f"{self.name} {label}"
+        self._gathering = begin_coded(
+            *(self.flat_param, codec, f"all_gather({label})"),
+            lambda whole: self.comm.all_gather(
                 self.shard.to(whole),
                 out=whole,
                 counts=self.counts,
                 async_op=True,
                 codec=codec,
-                label=f"{self.name} {label}",
-            )
-            return work
-
-        self._gathering = begin_coded(
-            self.flat_param, codec, gather, f"all_gather({self.name} {label})"
+                label=label,
+            ),
         )
 
     def wait_unshard(self) -> None:
@@ -250,10 +246,10 @@ class FSDPUnit:
             self.copy_grad(i, pool)
         assert self.grads is not None
         self.reduced = True
-        codec = self._options.reduce_codec
-
-        def reduce(grads: Tensor) -> Work:
-            work: Work = self.comm.reduce_scatter(
+        codec, label = self._options.reduce_codec, f"{self.name} {label}"
+        self._reducing = begin_coded(
+            *(self.grads, codec, f"reduce_scatter({label})"),
+            lambda grads: self.comm.reduce_scatter(
                 grads,
                 op="mean",
                 out=grads[self.lower : self.upper],
@@ -261,12 +257,8 @@ class FSDPUnit:
                 async_op=True,
                 reproducible=self._options.reproducible,
                 codec=codec,
-                label=f"{self.name} {label}",
-            )
-            return work
-
-        self._reducing = begin_coded(
-            self.grads, codec, reduce, f"reduce_scatter({self.name} {label})"
+                label=label,
+            ),
         )
 
     @torch.no_grad()
@@ -279,19 +271,13 @@ class FSDPUnit:
         assert self.grads is not None
         mine = self.grads[self.lower : self.upper]
         if (replicas := self._options.replicas) is not None:
-            codec = self._options.reduce_codec
-
-            def average(grads: Tensor) -> Work:
-                work: Work = replicas.all_reduce(
-                    grads,
-                    op="mean",
-                    reproducible=self._options.reproducible,
-                    async_op=True,
-                    codec=codec,
-                )
-                return work
-
-            begin_coded(mine, codec, average, f"all_reduce({self.name})").wait()
+            exact, codec = self._options.reproducible, self._options.reduce_codec
+            begin_coded(
+                *(mine, codec, f"all_reduce({self.name})"),
+                lambda grads: replicas.all_reduce(
+                    grads, op="mean", async_op=True, reproducible=exact, codec=codec
+                ),
+            ).wait()
         self._add_to_shards(mine)
         pool.release(self.grads)
         self.grads = None
