@@ -28,7 +28,6 @@ from typing import Any
 
 import numpy as np
 
-from unisono.algorithms.choices import can_be_made
 from unisono.runtime.plan.predict import (
     MODEL,
     CostModel,
@@ -110,11 +109,7 @@ def judged() -> Iterator[dict[str, object]]:
         hosts = tuple(range(where.n))
         known = [models(where, rates, chance) for _ in range(TRIES)]
         for collective, sizes in HOSTS.SIZES.items():
-            names = [
-                a
-                for a in candidates(collective, hosts)
-                if can_be_made(collective, a, where.n)
-            ]
+            names = candidates(collective, hosts)
             for nbytes in sizes:
                 time = partial(timed, where, collective, nbytes)
                 best = min(map(time, names))

@@ -180,6 +180,25 @@ def test_spellings_of_one_model_have_the_same_parameters(text, same):
     assert parse_model(text).parameters == parse_model(same).parameters
 
 
+def test_heads_may_be_wider_than_their_share_of_hidden():
+    text = "gpt:layers=2,hidden=64,heads=4,kv_heads=2,feed_forward=128,vocabulary=32"
+    even, wide = (
+        parse_model(f"{text},head_width=16"),
+        parse_model(f"{text},head_width=32"),
+    )
+    plain = parse_model(text)
+    assert (even.parameters, even.flops(8)) == (plain.parameters, plain.flops(8))
+    assert (wide.query_width, wide.kv_width) == (128, 64)
+    assert wide.attention_weights == 2 * 64 * 128 + 2 * 64 * 64
+    assert wide.attention == wide.attention_weights + 128 + 2 * 64 + 64
+    more = 2.0 * (wide.attention_weights - plain.attention_weights) + 2 * 8 * 64
+    assert wide.attention_flops(8) == plain.attention_flops(8) + more
+    assert wide.kept_inside - plain.kept_inside == (3 * 64 + 2 * 32) / 64
+    assert parse_model("layers=2,hidden=64,heads=3,head_width=32").query_width == 96
+    with pytest.raises(BadArgument, match="heads that divide hidden = 64"):
+        parse_model("layers=2,hidden=64,heads=3")
+
+
 def test_bert_is_a_gpt_with_another_embedding_and_a_pooler():
     encoder, decoder = bert(positions=24), gpt(positions=24)
     assert encoder.block == decoder.block

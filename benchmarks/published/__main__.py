@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,15 +10,20 @@ from pathlib import Path
 from benchmarks.published.judging import (
     AIMS,
     Judged,
+    Point,
     judged_collectives,
     judged_lines,
     judged_training,
+    kind_of,
     summary,
     usual,
 )
-from benchmarks.published.tables import fabric, sources
+from benchmarks.published.tables import sources
 
-PAGE = Path(__file__).parents[2] / "docs" / "published.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "published.md"
+ROWS = ROOT / "src" / "unisono" / "view" / "web" / "truth.json"
+"""All rows for the studio: what was published, and what is predicted."""
 BEGIN, END = "<!-- errors: make truth -->", "<!-- end of errors -->"
 
 
@@ -49,6 +55,29 @@ def _pair(errors: Sequence[float]) -> str:
     return " | ".join(f"{value:.1%}" for value in summary(errors))
 
 
+def rows(judged: dict[str, list[Judged]]) -> str:
+    """The rows as JSON, a line for each."""
+    about = {
+        name: {"url": one["url"], "about": one["about"]}
+        for kind in judged
+        for name, one in sources()[kind].items()
+    }
+    made = [f'"sources": {json.dumps(about)}']
+    for kind, some in judged.items():
+        points = [
+            json.dumps([one.source, *_plain(point)])
+            for one in some
+            for point in one.points
+        ]
+        made.append(f'"{kind}": [\n' + ",\n".join(points) + "\n]")
+    return "{" + ",\n".join(made) + "}\n"
+
+
+def _plain(point: Point) -> list[object]:
+    digits = [float(f"{x:.5g}") for x in (point.published, point.predicted)]
+    return [point.what, point.nbytes, *digits, point.fitted]
+
+
 def main(words: Sequence[str]) -> int:
     """Both tables, and the constants that they rest on."""
     collectives, calibrations = judged_collectives()
@@ -61,9 +90,9 @@ def main(words: Sequence[str]) -> int:
     )
     text += ["", "**Training steps**", "", *lines("training", training), ""]
     print("\n".join(text))
-    for several in (False, True):
-        some = [c for n, c in calibrations.items() if (fabric(n).hosts > 1) is several]
-        print(f"{'several hosts' if several else 'one host'}: {usual(some)}")
+    for one in sorted({kind_of(name) for name in calibrations}):
+        some = [c for name, c in calibrations.items() if kind_of(name) == one]
+        print(f"{one[0]}, {'several hosts' if one[1] else 'one host'}: {usual(some)}")
     for name, device in devices.items():
         rates = device.matmul, device.attention, device.elementwise, device.contention
         print(f"{name}: " + ", ".join(f"{rate:.3f}" for rate in rates))
@@ -72,6 +101,7 @@ def main(words: Sequence[str]) -> int:
         after = rest.partition(END)[2]
         kept = f"{BEGIN}\n\n" + "\n".join(text) + f"\n{END}"
         PAGE.write_text(before + kept + after, "utf-8")
+        ROWS.write_text(rows({"collectives": collectives, "training": training}))
     return 0
 
 

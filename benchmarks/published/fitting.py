@@ -9,15 +9,22 @@ from statistics import fmean
 
 import msgspec
 
-from benchmarks.published.tables import PublishedCall, PublishedStep, fabric, shape
+from benchmarks.published import pipelines
+from benchmarks.published.tables import (
+    PublishedCall,
+    PublishedStep,
+    engine_of,
+    fabric,
+    shape,
+)
 from unisono.simulate import TrainingStep, train
-from unisono.simulate.engines import Calibration, Engine, modelled
+from unisono.simulate.engines import Calibration, modelled
 from unisono.simulate.kernels import Device, find_device
 
 PULL = 0.02
 """What it costs to leave the first guess, so that few rows do not decide much."""
 BEFORE = Calibration(1.0, 0.82, 0.96, 0.5, 8.0, 1.0)
-"""Before anything is fitted: NCCL's own constants, and 82 % of links, 96 % of cards."""
+"""Before anything is fitted: an engine's constants, 82 % of links, 96 % of cards."""
 MOST = 0.95
 """The part of a rate that is reached at most: more would be another rate."""
 _FIRST, _LAST = 0.4, 0.01
@@ -52,15 +59,11 @@ def search(
 # Collectives
 
 
-def nccl() -> Engine:
-    """The engine that all collectives in the table were made by."""
-    return modelled("nccl")
-
-
 def predicted(call: PublishedCall, given: Calibration) -> float:
     """Seconds by the engine's model."""
     where = fabric(call.source)
-    return nccl().time(call.collective, where, call.nbytes, given).seconds
+    engine = modelled(engine_of(call.source))
+    return engine.time(call.collective, where, call.nbytes, given).seconds
 
 
 def calibrated(rows: Sequence[PublishedCall]) -> Calibration:
@@ -95,11 +98,24 @@ class Work:
         return max(computed, self.sent) + contention * hidden
 
 
+_SLICES = {
+    "tpu-v4": (6 * 45e9, 25e9 / 4),
+    "tpu-v5e": (4 * 45e9, 25e9 / 8),
+    "tpu-v5p": (6 * 90e9, 25e9 / 4),
+    "tpu-v6e": (4 * 90e9, 100e9 / 8),
+}
+"""Of a chip, in bytes per second of one direction: all its links to other chips of its
+slice, and its share of its host's cards. Links of two kinds are in jax-ml/scaling-book
+(tpus.md, "TPU specs"), chips and cards of a host at https://cloud.google.com/tpu/docs."""
+
+
 def topology(step: PublishedStep) -> str:
     """The machine of a step, as the simulator spells it."""
     hosts = max(1, step.ranks // step.per_host)
-    if step.device == "tpu-v4":  # six links of 45 GB/s a chip, 25 GB/s a host of four
-        return f"cloud:{hosts}x{step.per_host},memory=270e9,network=400e9"
+    if step.device in _SLICES:  # a slice is a host with a card for all its chips
+        inside, across = _SLICES[step.device]
+        rates = f"memory={inside:g},network={across * step.per_host:g}"
+        return f"cloud:{hosts}x{step.per_host},{rates}"
     return f"dgx-{step.device.partition('-')[0]}:{hosts}"
 
 
@@ -116,11 +132,15 @@ def simulated(step: PublishedStep, device: Device) -> TrainingStep:
         gradient_bytes=step.gradient_bytes,
         device=device,
         engine="nccl",
+        attention=step.attention,
     )
 
 
 def tokens_per_second(step: PublishedStep, device: Device) -> float:
     """What the simulator says; the optimizer works once for all micro-batches."""
+    if step.played:
+        took = pipelines.seconds(step, device, topology(step))
+        return step.sequences * step.sequence / took
     found = simulated(step, device)
     tokens = step.sequence * step.batch * step.ranks / step.tp
     update = _update(step, device)

@@ -21,8 +21,10 @@ from benchmarks.published.tables import (
     PublishedStep,
     by_source,
     calls,
+    engine_of,
     fabric,
     halves,
+    judged_alone,
     steps,
 )
 from unisono.simulate.engines import Calibration
@@ -35,10 +37,27 @@ AIMS = {"collectives": (0.10, 0.25), "training": (0.08, 0.20)}
 
 
 @dataclass(frozen=True)
+class Point:
+    """One row: what was measured, seconds or tokens per second, what, how large."""
+
+    what: str
+    nbytes: int
+    published: float
+    predicted: float
+    fitted: bool
+
+    @property
+    def error(self) -> float:
+        """A part of what was published."""
+        return abs(self.predicted / self.published - 1)
+
+
+@dataclass(frozen=True)
 class Judged:
     """A source: how many rows were fitted on, and the errors of the others.
 
     `unseen` are the errors of all its rows with constants from other sources alone.
+    `points` are all its rows: published, predicted, and whether it was fitted on.
     """
 
     source: str
@@ -47,6 +66,7 @@ class Judged:
     unseen: tuple[float, ...] = ()
     left_out: int = 0
     why: str = ""
+    points: tuple[Point, ...] = ()
 
 
 def summary(errors: Iterable[float]) -> tuple[float, float]:
@@ -57,9 +77,14 @@ def summary(errors: Iterable[float]) -> tuple[float, float]:
     return float(np.median(values)), float(np.quantile(values, 0.9))
 
 
+def kind_of(source: str) -> tuple[str, bool]:
+    """What sources have in common: the library, and whether there are several hosts."""
+    return engine_of(source), fabric(source).hosts > 1
+
+
 def usual(found: Sequence[Calibration]) -> Calibration:
     """The median of each constant, among those that measurements have moved."""
-    columns = zip(*(astuple(one) for one in found), strict=True)
+    columns = zip(*(astuple(one) for one in found or [BEFORE]), strict=True)
     made = []
     for column, before in zip(columns, astuple(BEFORE), strict=True):
         moved = [x for x in column if not isclose(x, before)]
@@ -78,19 +103,20 @@ def judged_collectives() -> tuple[list[Judged], dict[str, Calibration]]:
         for name, rows in sources.items()
         if (first := halves(rows)[0])
     }
-    several = {name: fabric(name).hosts > 1 for name in sources}
     judged = []
     for name, rows in sources.items():
-        others = [
-            one
-            for other, one in found.items()
-            if other != name and several[other] == several[name]
-        ]
+        others = [found[o] for o in found if o != name and kind_of(o) == kind_of(name)]
         elsewhere = usual(others)
         first, second = halves(rows)
         given = found.get(name, elsewhere)
-        errors = _call_errors(second, given)
-        judged.append(Judged(name, len(first), errors, _call_errors(rows, elsewhere)))
+        points = tuple(
+            _call(row, given, fitted)
+            for some, fitted in ((first, True), (second, False))
+            for row in some
+        )
+        errors = tuple(point.error for point in points if not point.fitted)
+        unseen = tuple(_call(row, elsewhere, False).error for row in rows if others)
+        judged.append(Judged(name, len(first), errors, unseen, points=points))
     return judged, found
 
 
@@ -110,10 +136,8 @@ def judged_lines() -> list[float]:
     return errors
 
 
-def _call_errors(
-    rows: Sequence[PublishedCall], given: Calibration
-) -> tuple[float, ...]:
-    return tuple(abs(predicted(row, given) / row.seconds - 1) for row in rows)
+def _call(row: PublishedCall, given: Calibration, fitted: bool) -> Point:
+    return Point(row.collective, row.nbytes, row.seconds, predicted(row, given), fitted)
 
 
 def judged_training() -> tuple[list[Judged], dict[str, Device]]:
@@ -123,7 +147,7 @@ def judged_training() -> tuple[list[Judged], dict[str, Device]]:
     parts = {}
     for name, rows in by_source(every).items():
         known = [row for row in rows if not row.why_not]
-        parts[name] = halves(known)
+        parts[name] = ([], known) if judged_alone(name) else halves(known)
         for row in parts[name][0]:
             first.setdefault(row.device, []).append(row)
     found = {name: fitted_device(name, rows) for name, rows in first.items()}
@@ -132,9 +156,19 @@ def judged_training() -> tuple[list[Judged], dict[str, Device]]:
         why = ", ".join(sorted({row.why_not for row in rows if row.why_not}))
         left = sum(bool(row.why_not) for row in rows)
         fit, held = parts[name]
-        errors = tuple(
-            abs(tokens_per_second(row, found[row.device]) / row.tokens_per_second - 1)
-            for row in held
+        points = tuple(
+            _step(row, found[row.device], fitted)
+            for some, fitted in ((fit, True), (held, False))
+            for row in some
         )
-        judged.append(Judged(name, len(fit), errors, left_out=left, why=why))
+        errors = tuple(point.error for point in points if not point.fitted)
+        judged.append(
+            Judged(name, len(fit), errors, left_out=left, why=why, points=points)
+        )
     return judged, found
+
+
+def _step(row: PublishedStep, device: Device, fitted: bool) -> Point:
+    what = f"{row.model}, {row.ranks} {row.device}, {row.sequence} tokens"
+    rate = tokens_per_second(row, device)
+    return Point(what, 0, row.tokens_per_second, rate, fitted)

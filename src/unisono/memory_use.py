@@ -53,9 +53,14 @@ class MemoryUse:
         return {**asdict(self), "fragmentation": self.fragmentation}
 
 
-def kept_in_block(model: ModelShape, tp: int = 1) -> float:
-    """Activations that a block keeps for backward; 0 if the shape is not known."""
-    return KEPT_BETWEEN + model.kept_inside / tp if model.hidden else 0.0
+def kept_in_block(model: ModelShape, tp: int = 1, scores_of: int = 0) -> float:
+    """Activations that a block keeps for backward; 0 if the shape is not known.
+
+    With `scores_of` also the scores of plain attention, of sequences so long.
+    """
+    if not model.hidden:
+        return 0.0
+    return KEPT_BETWEEN + (model.kept_inside + model.kept_scores(scores_of)) / tp
 
 
 def kept(

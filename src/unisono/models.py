@@ -21,6 +21,7 @@ is not known.
     parse_model("resnet50")              a number of parameters by name
     parse_model("gpt:layers=12,hidden=768,vocabulary=256")
     parse_model("layers=32,hidden=4096,heads=32,kv_heads=8")     llama
+    parse_model("gpt:layers=4,hidden=96,heads=4,head_width=32")  wider than hidden
     parse_model("3.5B")                  a number of parameters
     parse_model("train.py:Net")          a torch module, counted
 
@@ -68,6 +69,8 @@ class ModelShape:
     top_k: int = 2
     tied: bool = False
     """Whether the output layer uses the weights of the embedding."""
+    head_width: int = 0
+    """Features of a head; if 0, those of `hidden` are divided among the heads."""
     counted: int = 0
     """The number of parameters, where the shape is not known."""
 
@@ -82,11 +85,14 @@ class ModelShape:
                 raise BadArgument(
                     f"model {self.name}: {name} = {size}: expected 1 or more"
                 )
-        if self.hidden % self.heads or self.heads % self.kv_heads:
+        whole_number(f"model {self.name}: head_width", self.head_width)
+        divided = bool(self.head_width) or not self.hidden % self.heads
+        if not divided or self.heads % self.kv_heads or self.head_width < 0:
             raise BadArgument(
-                f"model {self.name}: heads = {self.heads}, kv_heads = {self.kv_heads}: "
-                f"expected heads that divide hidden = {self.hidden}, and kv_heads that "
-                "divide heads"
+                f"model {self.name}: heads = {self.heads}, kv_heads = {self.kv_heads}, "
+                f"head_width = {self.head_width}: expected heads that divide hidden = "
+                f"{self.hidden} or a head_width of 1 or more, and kv_heads that divide "
+                "heads"
             )
         top_k = whole_number(f"model {self.name}: top_k", self.top_k)
         if self.experts and not 1 <= top_k <= self.experts:
@@ -115,17 +121,23 @@ class ModelShape:
     @property
     def attention(self) -> int:
         """Parameters of one block's attention."""
-        return self.attention_weights + self._biases * 2 * (self.hidden + self.kv_width)
+        biases = self.query_width + 2 * self.kv_width + self.hidden
+        return self.attention_weights + self._biases * biases
 
     @property
     def attention_weights(self) -> int:
         """Elements of its matrices: queries, keys, values, output."""
-        return 2 * self.hidden * (self.hidden + self.kv_width)
+        return 2 * self.hidden * (self.query_width + self.kv_width)
+
+    @property
+    def query_width(self) -> int:
+        """Features of the queries of all heads: `hidden`, if heads divide that."""
+        return self.head_width * self.heads or self.hidden
 
     @property
     def kv_width(self) -> int:
         """Features of the keys of all heads, and of the values."""
-        return self.hidden // self.heads * self.kv_heads
+        return self.query_width // self.heads * self.kv_heads
 
     @property
     def mlp(self) -> int:
@@ -214,15 +226,22 @@ class ModelShape:
         other factor and the product. An expert also keeps its input and output.
         """
         wide = (2 if self._biases else 4) * self.feed_forward / self.hidden
-        attention = 3 + 2 * self.kv_width / self.hidden
+        attention = (3 * self.query_width + 2 * self.kv_width) / self.hidden
         return attention + (self.top_k * (2 + wide) if self.experts else wide)
+
+    def kept_scores(self, sequence: int) -> float:
+        """What it keeps besides if attention is plain: the scores of each head.
+
+        Those after softmax and after dropout of 2 bytes, and a mask of one.
+        """
+        return 2.5 * self.heads * sequence / self.hidden
 
     # --- operations
 
     def attention_flops(self, sequence: int) -> float:
         """Operations of one block's attention for one token, forward."""
         products = 4.0 if self.family == "bert" else 2.0  # a causal mask leaves half
-        return 2.0 * self.attention_weights + products * sequence * self.hidden
+        return 2.0 * self.attention_weights + products * sequence * self.query_width
 
     @property
     def mlp_flops(self) -> float:
@@ -375,7 +394,7 @@ MODELS |= {
 
 _KEYS = (
     *("layers", "hidden", "feed_forward", "heads", "kv_heads", "vocabulary"),
-    *("positions", "experts", "top_k"),
+    *("positions", "experts", "top_k", "head_width"),
 )
 _SYNONYMS = {"width": "hidden", "words": "vocabulary"}
 _POWERS = {"": 0, "K": 1, "M": 2, "B": 3, "T": 4}

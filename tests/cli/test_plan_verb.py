@@ -153,6 +153,7 @@ def test_plan_json_has_the_parameters_of_the_model(run):
 
 
 def test_plan_counts_the_parameters_of_a_torch_module(run, tmp_path):
+    pytest.importorskip("torch")
     file = tmp_path / "mine.py"
     file.write_text(
         "from torch import nn\n"
@@ -280,6 +281,8 @@ def test_plan_search_with_nothing_that_fits_has_an_exit_code(run):
     [
         (("--search", "-n", "8"), "--n is not for --search"),
         (("-t", "dgx-h100:1"), "--topology is for --search"),
+        (("--attention", "plain"), "--attention is for --search"),
+        (("--search", "--attention", "flat"), "unknown attention 'flat'"),
         (("--search", "--mesh", "xp=2"), "'xp=2': expected some of dp"),
         (("--search", "--zero", "x"), "expected stages from 0 to 3"),
     ],

@@ -75,3 +75,38 @@ def test_small_buffers_are_searched_for(capsys: pytest.CaptureFixture[str]) -> N
     facts = json.loads(capsys.readouterr().out)
     assert facts["size"] == 4096
     assert facts["time"] >= facts["least"] > 0
+    assert not facts["optimal"]
+
+
+def test_it_says_what_is_optimal_and_what_the_library_has(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["synthesize", "all_reduce", "-t", "switch:3", "--small", "-b"]
+    assert run([*words, "64"]) == 0
+    assert "optimum    100.0%: optimal" in capsys.readouterr().out
+    assert run([*words, "4M"]) == 0
+    text = capsys.readouterr().out
+    assert "the search found nothing quicker" in text
+    assert "1.00 times as long" in text
+
+
+def test_library_is_compared_for_the_same_root(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Rank 2 is at the end of a line: from there everything takes longer."""
+    file = tmp_path / "line.toml"
+    file.write_text(
+        'ranks = 3\nname = "line"\n'
+        '[[links]]\nbetween = [[0], [1]]\nkind = "wire"\n'
+        '[[links]]\nbetween = [[0], [2]]\nkind = "cable"\n'
+        '[kinds.wire]\nlatency = "1us"\nbandwidth = "10GB/s"\n'
+        '[kinds.cable]\nlatency = "9us"\nbandwidth = "1GB/s"\n'
+    )
+    words = ["synthesize", "broadcast", "-t", str(file), "--small", "--json"]
+    times = []
+    for root in ("0", "2"):
+        assert run([*words, "--root", root]) == 0
+        facts = json.loads(capsys.readouterr().out)
+        assert facts["time"] <= facts["library_time"]
+        times.append(facts["library_time"])
+    assert times[0] < times[1]

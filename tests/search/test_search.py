@@ -1,5 +1,7 @@
 """The search: laws of its parts, and what others published."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -13,7 +15,7 @@ from unisono.search.cost import Passes, estimate, least
 from unisono.search.memory import memory_of
 from unisono.search.network import Network, groups
 from unisono.search.played import order, play
-from unisono.search.space import Choice, Job, choices, layers_of, placed
+from unisono.search.space import RECOMPUTE, Choice, Job, choices, layers_of, placed
 from unisono.simulate.kernels import Kernels, find_device
 from unisono.topology import parse
 
@@ -214,6 +216,21 @@ def test_computing_is_that_of_the_kernels_unless_an_efficiency_is_given():
     assert flat.job.layer(choice, 2.0) == 2 * flat.job.layer(choice, 1.0)
     head = roofs.parts(0, backward=False)["compute"] - 8 * forward
     assert head == pytest.approx(kernels.seconds("head", 1.0))
+
+
+def test_plain_attention_takes_longer_keeps_scores_and_computes_them_again():
+    choice = Choice(Axes(dp=16), microbatch=2, recompute="selective")
+    fused, plain = passes(choice), passes(choice, attention="plain")
+    assert plain.job.layer(choice, 1.0) > fused.job.layer(choice, 1.0)
+    again = [p.parts(0, backward=True)["recompute"] for p in (fused, plain)]
+    scores = plain.job.kernels(plain.tokens, 1).scores[0]
+    assert again[1] == pytest.approx(again[0] + plain.layers[0] * scores)
+    for kind in RECOMPUTE:
+        other = replace(choice, recompute=kind)
+        uses = [memory_of(p.job, other).activations for p in (fused, plain)]
+        assert uses[1] > uses[0]
+    whole = memory_of(plain.job, replace(choice, recompute="none")).activations
+    assert whole > memory_of(plain.job, choice).activations
 
 
 def test_an_update_takes_what_the_device_says():

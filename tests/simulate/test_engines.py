@@ -10,7 +10,7 @@ from unisono.simulate.engines.engine import engines
 from unisono.topology import parse
 
 SIZES = [1 << k for k in range(3, 35)]
-NAMES = ("nccl", "gloo", "mpi")
+NAMES = ("nccl", "gloo", "mpi", "xla")
 H100 = Fabric.of(parse("dgx-h100:1"))
 TWO = Fabric.of(parse("dgx-h100:2"))
 

@@ -11,8 +11,8 @@ H100 = find_device("h100")
 EIGHT = MODELS["llama3-8b"]
 
 
-def kernels(sequence=4096, batch=1, tp=1, model=EIGHT):
-    return Kernels(H100, model, sequence * batch, sequence, tp)
+def kernels(sequence=4096, batch=1, tp=1, model=EIGHT, plain=False):
+    return Kernels(H100, model, sequence * batch, sequence, tp, plain=plain)
 
 
 def layer(k, factor=1.0):
@@ -30,6 +30,38 @@ def test_backward_and_recomputing_cost_their_passes():
     assert k.seconds("mlp", 2.0) == pytest.approx(2 * k.seconds("mlp", 1.0))
     assert layer(k, 3.0) == pytest.approx(layer(k, 2.0) + layer(k, 1.0))
     assert k.seconds("attention", 2.0) > 2 * k.seconds("attention", 1.0)
+
+
+def test_scores_of_plain_attention_pass_through_memory():
+    fused, plain = kernels(), kernels(plain=True)
+    assert plain.seconds("mlp", 1.0) == fused.seconds("mlp", 1.0)
+    assert plain.seconds("attention", 1.0) > fused.seconds("attention", 1.0)
+    moved = 13 * EIGHT.heads * 4096**2 / (H100.bandwidth * H100.elementwise)
+    assert plain.scores[0] > moved
+    short = kernels(1024, 4, plain=True)  # as many tokens, a quarter of the scores
+    assert plain.scores[0] == pytest.approx(4 * short.scores[0])
+    assert layer(plain, 3.0) == pytest.approx(layer(plain, 2.0) + layer(plain, 1.0))
+
+
+def test_backward_of_a_layer_takes_as_long_as_was_published():
+    """11.9 ms of 22B on eight A100, four sequences (arXiv 2205.05198, table 4)."""
+    model = gpt(layers=48, hidden=6144, heads=64)
+    k = Kernels(find_device("a100"), model, 4 * 2048, 2048, 8, plain=True)
+    assert layer(k, 2.0) == pytest.approx(11.9e-3, rel=0.05)
+
+
+def test_plain_attention_takes_longer_and_keeps_its_scores():
+    how = {"topology": "dgx-h100:1", "model": "8B", "engine": "nccl"}
+    for recompute in (False, True):
+        fused, plain = (
+            train(**how, recompute=recompute, attention=kind)
+            for kind in ("fused", "plain")
+        )
+        assert plain.time > fused.time
+        assert plain.use.activations > fused.use.activations
+        assert any("attention is plain" in line for line in plain.assumptions)
+    with pytest.raises(BadArgument, match="unknown attention 'flat'"):
+        train(**how, attention="flat")
 
 
 def test_small_models_reach_less_of_the_peak():

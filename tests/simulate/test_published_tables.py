@@ -11,21 +11,26 @@ from benchmarks.published.fitting import (
     predicted,
     search,
     tokens_per_second,
+    topology,
 )
 from benchmarks.published.judging import (
     Judged,
     judged_collectives,
     judged_lines,
     judged_training,
+    kind_of,
     summary,
     usual,
 )
 from benchmarks.published.tables import (
     PublishedCall,
+    _rate,
     by_source,
     calls,
     fabric,
     halves,
+    judged_alone,
+    shape,
     sources,
     steps,
 )
@@ -45,10 +50,10 @@ def test_every_row_has_a_source_with_an_address():
 
 
 def test_table_is_as_large_as_it_says():
-    assert len(by_source(calls())) == 22
-    assert len(calls()) == 350
-    assert len(steps()) == 227
-    assert sum(not row.why_not for row in steps()) == 217
+    assert len(by_source(calls())) == 32
+    assert len(calls()) == 496
+    assert len(steps()) == 313
+    assert sum(not row.why_not for row in steps()) == 306
     gpus = " ".join(one["about"] for one in sources()["collectives"].values())
     for gpu in ("A100", "H100", "H200", "B200", "GB200", "MI300X"):
         assert gpu in gpus
@@ -106,6 +111,44 @@ def test_half_of_a_cluster_tells_the_other_half():
     assert most <= 0.25
 
 
+def test_calls_are_predicted_by_the_library_that_made_them():
+    rows = by_source(calls())["gloo-40gbe-4"]
+    assert kind_of("gloo-40gbe-4") == ("gloo", True)
+    assert kind_of("aws-p5-1") == ("nccl", False)
+    first, second = halves(rows)
+    given = calibrated(first)
+    middle, most = summary(abs(predicted(r, given) / r.seconds - 1) for r in second)
+    assert middle <= 0.05
+    assert most <= 0.25
+    installed = modelled("gloo").latency[True]
+    assert installed == pytest.approx(given.latency, rel=0.05)
+
+
+def test_mpi_has_the_latency_and_the_eager_rate_of_the_fit():
+    names = [name for name in by_source(calls()) if kind_of(name) == ("mpi", True)]
+    assert names == [f"lassen-mpi-{n}" for n in (4, 8, 16, 32, 64, 128)]
+    found = []
+    for name in names:
+        first, second = halves(by_source(calls())[name])
+        found.append(calibrated(first))
+        errors = [abs(predicted(r, found[-1]) / r.seconds - 1) for r in second]
+        assert summary(errors)[0] <= 0.10
+    fitted, installed = usual(found), modelled("mpi")
+    assert installed.latency[True] == pytest.approx(fitted.latency, rel=0.05)
+    assert installed.small[True] == pytest.approx(fitted.small, rel=0.05)
+
+
+def test_xla_has_the_latency_of_the_fit_and_tells_a_larger_slice():
+    names = [name for name in by_source(calls()) if kind_of(name) == ("xla", False)]
+    assert names[:2] == [f"tpu-recipes-tpu7x-2x2x{n}" for n in (1, 2)]
+    found = [calibrated(halves(by_source(calls())[name])[0]) for name in names[:2]]
+    (row,) = by_source(calls())["tpu-recipes-v6e-256"]
+    assert predicted(row, usual(found)) == pytest.approx(row.seconds, rel=0.20)
+    assert modelled("xla").latency[False] == pytest.approx(
+        usual(found).latency, rel=0.05
+    )
+
+
 @pytest.mark.sweep
 def test_lines_through_one_half_tell_the_other():
     errors = judged_lines()
@@ -120,7 +163,7 @@ def test_collectives_are_within_what_is_asked_for():
     assert middle <= 0.10
     assert most <= 0.25
     for several in (False, True):
-        some = [c for name, c in found.items() if (fabric(name).hosts > 1) is several]
+        some = [c for name, c in found.items() if kind_of(name) == ("nccl", several)]
         fitted = usual(some)
         for constant in ("latency", "fill", "channels", "small"):
             installed = getattr(modelled("nccl"), constant)[several]
@@ -149,6 +192,64 @@ def test_steps_are_near_with_the_constants_that_are_installed(name):
     middle, most = summary(errors)
     assert middle <= 0.08
     assert most <= 0.20
+
+
+@pytest.mark.parametrize(
+    ("source", "most"), [("megatron-2021", 0.18), ("megatron-2022", 0.11)]
+)
+def test_megatrons_steps_are_near_though_nothing_is_fitted_to_them(source, most):
+    rows = [row for row in by_source(steps())[source] if row.ranks <= 1024]
+    assert judged_alone(source)
+    assert {row.pp for row in rows} >= {1, 8}
+    for row in rows[::2]:
+        found = tokens_per_second(row, find_device("a100"))
+        assert found == pytest.approx(row.tokens_per_second, rel=most)
+
+
+@pytest.mark.parametrize(
+    ("source", "size", "most"),
+    [
+        ("maxtext-v4", 22e9, 0.05),
+        ("maxtext-v5e", 16e9, 0.05),
+        ("maxtext-v5p", 32e9, 0.05),
+        ("tpu-recipes-v6e", 8e9, 0.05),
+    ],
+)
+def test_slices_of_tpus_are_near(source, size, most):
+    rows = by_source(steps())[source]
+    row = rows[1]  # of the judged half
+    assert shape(row.model, row.sequence).parameters == pytest.approx(size, rel=0.05)
+    spelled = topology(row)
+    assert spelled.startswith(f"cloud:{row.ranks // row.per_host}x{row.per_host},")
+    found = tokens_per_second(row, find_device(row.device))
+    assert found == pytest.approx(row.tokens_per_second, rel=most)
+
+
+def test_maxtext_counts_attention_with_its_mask():
+    row = by_source(steps())["maxtext-v5e"][0]
+    # 6 operations a parameter, and half of 12 a head, feature and pair of tokens
+    weights = 32 * (4 * 5120 * 8192 + 2 * 5120 * 32768) + 5120 * 32768
+    each = 6 * weights + 6 * 32 * 8192 * 2048
+    assert row.tokens_per_second == pytest.approx(120e12 * 256 / each, rel=1e-3)
+
+
+def test_gpt3_as_megatron_ran_it_is_in_the_table():
+    rows = by_source(steps())["megatron-2021"]
+    (row,) = [r for r in rows if r.model == "megatron-174.6b" and r.ranks == 1024]
+    assert (row.tp, row.pp, row.dp, row.sequences) == (8, 8, 16, 1536)
+    assert (row.recompute, row.attention, row.batch) == ("full", "plain", 0)
+    # 96 B s l h^2 (1 + s/6h + V/16lh) operations at 140 Tflop/s a GPU
+    operations = 96 * 2048 * 1536 * 96 * 12288**2
+    operations *= 1 + 2048 / (6 * 12288) + 51200 / (16 * 96 * 12288)
+    seconds = operations / (1024 * 140e12)
+    assert 1536 * 2048 / row.tokens_per_second == pytest.approx(seconds, rel=1e-3)
+
+
+def test_seconds_and_unknown_units():
+    row = by_source(steps())["megatron-2022"][0]
+    assert row.tokens_per_second == pytest.approx(4 * 2048 / 1.42)
+    with pytest.raises(ValueError, match="unit km: expected"):
+        _rate(row, 1.0, "km")
 
 
 def test_table_of_errors_names_sources_and_aims():

@@ -124,12 +124,17 @@ class Browser:
         self.call("Emulation.setEmulatedMedia", features=wishes)
 
     def open(self, address, ready):
-        """Load a page and wait until the expression `ready` holds."""
+        """Load a page and wait until the expression `ready` holds, and it is painted.
+
+        Until then the browser may drop keys, which no reader can press so early.
+        """
         self.run("window.stale = true")
         self.complaints.clear()
         result = self.call("Page.navigate", url=address)
         assert not result.get("errorText"), result
         self.wait(f"!window.stale && ({ready})")
+        frame = "requestAnimationFrame"
+        self.run(f"new Promise((done) => {frame}(() => {frame}(done)))")
 
     def run(self, code):
         """The value of an expression, which may be a promise."""

@@ -190,7 +190,7 @@ def test_every_control_is_reachable_by_tab_and_shows_focus(page):
     names = " ".join(name for name, _ in reached)
     for wanted in ("Grid", "Play (space)", "Position", "Speed", "Theme", "in words"):
         assert wanted in names
-    assert {outline for name, outline in reached[:-1]} == {"solid"}
+    assert {outline for name, outline in reached[:-1]} == {"solid"}, reached
 
 
 def test_screen_readers_hear_a_name_for_every_control(page):

@@ -7,13 +7,12 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from urllib.parse import urlencode
 
 import pytest
 
 import unisono
-from unisono.cli._studio_search import ANSWERS, answer
+from unisono.cli._studio_search import answer
 from unisono.errors import BadArgument
 from unisono.simulate import simulate, to_chrome
 from unisono.view import studio_answers
@@ -21,15 +20,10 @@ from unisono.view.assets import text
 from unisono.view.server import POLICY
 from unisono.view.studio import Studio
 
-
-@pytest.fixture(scope="module")
-def studio():
-    with Studio(more=ANSWERS) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+PAGES = (
+    *("Explain", "Costs", "Links", "Trees"),
+    *("Strategies", "Search", "Truth", "Trace"),
+)
 
 
 def get(studio, path, method="GET", **headers):
@@ -46,7 +40,9 @@ def test_server_listens_on_loopback_only(studio):
     assert studio.address == f"http://127.0.0.1:{studio.port}/"
 
 
-@pytest.mark.parametrize("path", ["/", "/studio.js", "/style.css", "/api/strategies"])
+@pytest.mark.parametrize(
+    "path", ["/", "/studio.js", "/style.css", "/api/strategies", "/api/truth"]
+)
 def test_files_come_with_a_strict_policy(studio, path):
     answer, body = get(studio, path)
     assert answer.status == 200
@@ -221,15 +217,6 @@ def test_verb_serves_until_it_is_interrupted():
 
 
 # --- in a browser
-
-
-@pytest.fixture
-def desk_page(browser, studio):
-    browser.window(1180, 900)
-    browser.open(studio.address, "document.querySelector('[data-number]')")
-    yield browser
-    browser.run("1")
-    assert browser.complaints == []
 
 
 def choose(browser, **parameters):
@@ -436,13 +423,13 @@ def test_studio_has_enough_contrast_in_both_themes(desk_page):
     desk_page.run(PROBES)
     for theme in ("light", "dark"):
         desk_page.window(1180, 900, theme=theme)
-        for page in ("Explain", "Costs", "Strategies", "Search", "Trace"):
+        for page in PAGES:
             enter(desk_page, page)
             assert desk_page.run("probe.faint(4.5)")["seen"] == []
 
 
 def test_studio_fits_a_phone(desk_page):
     desk_page.window(390, 844)
-    for page in ("Explain", "Costs", "Strategies", "Search", "Trace"):
+    for page in PAGES:
         enter(desk_page, page)
         assert desk_page.run("document.documentElement.scrollWidth") <= 390

@@ -31,6 +31,7 @@ def train(
     no_recompute: bool = False,
     gradient_bytes: int = 2,
     algorithm: str = "auto",
+    attention: str = "fused",
     json: bool = False,
 ) -> int:
     """Simulate a training step: its time, exposed communication, scaling efficiency.
@@ -61,10 +62,11 @@ def train(
         The part of the peak that computing alone reaches; by default that of each
         class of kernels, if the device is known, and else 0.5.
     device
-        What ranks are, as h100, a100, a100-40gb or tpu-v4; known for dgx-h100 and
-        dgx-a100.
+        What ranks are, as h100, a100, a100-40gb, tpu-v4, tpu-v5e, tpu-v5p or tpu-v6e;
+        known for dgx-h100 and dgx-a100.
     engine
-        Whose collectives: unisono (schedules, simulated), or nccl, gloo, mpi (models).
+        Whose collectives: unisono (schedules, simulated), or nccl, gloo, mpi,
+        xla (models).
     bucket
         With ddp: bytes of gradients that are sent together.
     prefetch
@@ -75,6 +77,9 @@ def train(
         Bytes of a gradient as it is sent: 2 or 4.
     algorithm
         One for all collectives, as ring; by default the quickest of a few.
+    attention
+        fused, in one kernel; or plain, one for each operation, whose scores pass
+        through memory and are kept.
     json
         Print one JSON document.
     """
@@ -96,6 +101,7 @@ def train(
             recompute=not no_recompute,
             gradient_bytes=gradient_bytes,
             algorithm=algorithm,
+            attention=attention,
         )
     if json:
         print_json(step.as_dict())

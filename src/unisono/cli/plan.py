@@ -110,6 +110,7 @@ def plan(
     codecs: str = "",
     peak: float = 0.0,
     efficiency: float | None = None,
+    attention: str = "fused",
     top: int = 8,
     explain: bool = False,
     json: bool = False,
@@ -172,6 +173,9 @@ def plan(
     efficiency
         With --search: the part of the peak that computing alone reaches; without it
         each class of kernels has its own, as far as the device is known (else 0.5).
+    attention
+        With --search: fused, in one kernel; or plain, one for each operation, whose
+        scores pass through memory and are kept, as programs before 2022 had it.
     top
         With --search: how many meshes are simulated and shown.
     explain
@@ -191,6 +195,7 @@ def plan(
             peak=peak,
             efficiency=efficiency,
             memory=parse_bytes(memory) if memory else 0,
+            attention=attention,
             top=top,
             explained=explain,
             json=json,
@@ -201,6 +206,7 @@ def plan(
         recomputing=recomputing,
         codecs=codecs,
         peak=peak,
+        attention="" if attention == "fused" else attention,
         explain=explain,
     )
     if dtype not in _ITEMSIZES:

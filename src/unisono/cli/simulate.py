@@ -97,8 +97,8 @@ def simulate(
     factor
         Multiply the size by this from row to row.
     engine
-        Whose calls: unisono (schedules, simulated), or by a model nccl, gloo, mpi, or
-        FILE.json, which `unisono fit` has written.
+        Whose calls: unisono (schedules, simulated), or by a model nccl, gloo, mpi, xla,
+        or FILE.json, which `unisono fit` has written.
     algorithm
         One, several with commas between, or "all"; also files: all,mine.py.
     fidelity

@@ -18,9 +18,10 @@ def studio(
     open_: Annotated[bool, Parameter(name="--open")] = False,
     json: bool = False,
 ) -> int:
-    """Serve the explainer on loopback: algorithms, costs, strategies, search, traces.
+    """Serve the explainer on loopback: algorithms, costs, links, trees, strategies.
 
-    It ends with Ctrl-C. Only this machine can reach it.
+    Besides, it searches for plans, compares predictions with published results and
+    shows traces. It ends with Ctrl-C. Only this machine can reach it.
 
     Example: unisono studio --open
 

@@ -8,13 +8,16 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
+from unisono.algorithms import schedule
 from unisono.cli._progress import waiting
 from unisono.cli.output import print_json, print_text, refuse_unwritable
 from unisono.errors import BadArgument, UsageError
+from unisono.schedule.schedule import Schedule
 from unisono.simulate import simulate as run
-from unisono.simulate.candidates import candidates
+from unisono.simulate.candidates import candidates, fitted
 from unisono.synthesize import SUFFIXES, Quickest, Synthesis, quickest, save
 from unisono.synthesize import synthesize as make
+from unisono.topology import Topology
 from unisono.tune import topology_named
 from unisono.units import format_bandwidth, format_bytes, format_seconds, parse_bytes
 
@@ -115,7 +118,11 @@ def _slow(given: list[str] | None) -> dict[str, float]:
 
 def _facts(made: Synthesis | Quickest, took: float, nbytes: int) -> dict[str, object]:
     if isinstance(made, Quickest):
-        more: dict[str, object] = {"transfers": sum(map(len, made.schedule))}
+        more: dict[str, object] = {
+            "transfers": sum(map(len, made.schedule)),
+            "optimal": made.optimal,
+            "taken_from": made.library or None,
+        }
     else:
         more = {"trees": len(made.trees), "reached": made.reached}
     return {
@@ -137,13 +144,14 @@ def _best(
     made: Synthesis | Quickest, nbytes: int, segments: int, conditions: dict[str, Any]
 ) -> dict[str, object]:
     """The fastest algorithm of the library, whole or cut into segments."""
-    what = made.schedule.collective.name
+    what, root = made.schedule.collective.name, made.schedule.root
     more = {"collective": what, **conditions}
     found = []
     for name in candidates(what, made.topology):
         for parts in sorted({1, 1 if "segments=" in name else segments}):
             try:
-                result = run(name, made.topology, nbytes, segments=parts, **more)
+                one = _rooted(what, name, made.topology, root) if root else name
+                result = run(one, made.topology, nbytes, segments=parts, **more)
             except UsageError:  # it cannot be cut into segments
                 continue
             found.append((result.time, result.algorithm, parts))
@@ -151,6 +159,10 @@ def _best(
         return {}
     least, name, parts = min(found)
     return {"library": name, "library_segments": parts, "library_time": least}
+
+
+def _rooted(what: str, name: str, where: Topology, root: int) -> Schedule:
+    return schedule(what, fitted(name, where), where.n, root=root)
 
 
 def _print(facts: dict[str, object]) -> None:
@@ -165,7 +177,13 @@ def _print(facts: dict[str, object]) -> None:
         print_text(
             f"  least      {least} by latencies and cuts: no schedule is quicker"
         )
-        print_text(f"  optimum    {float(str(facts['optimum'])):.1%}")
+        reached = f"  optimum    {float(str(facts['optimum'])):.1%}"
+        print_text(f"{reached}: optimal" if facts["optimal"] else reached)
+        if facts["taken_from"]:
+            print_text(
+                f"  is         the library's {facts['taken_from']}: the search found "
+                "nothing quicker"
+            )
     took = format_seconds(float(str(facts["synthesis_seconds"])))
     print_text(f"  verified   made in {took}")
     print_text(f"  simulated  {format_bytes(size)} in {format_seconds(seconds)}")

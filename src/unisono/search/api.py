@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 
 import msgspec
 
-from unisono.errors import BadArgument
+from unisono.errors import BadArgument, unknown
 from unisono.memory_use import MemoryUse
 from unisono.models import ModelShape, parse_model
 from unisono.parallel.estimate import Axes
@@ -31,7 +31,7 @@ from unisono.search.space import (
     choices,
     placed,
 )
-from unisono.simulate.kernels import devices
+from unisono.simulate.kernels import ABOUT_PLAIN, ATTENTION, devices
 from unisono.simulate.setup import USUAL_EFFICIENCY
 from unisono.simulate.training import DEVICES
 from unisono.topology import Topology, parse
@@ -102,12 +102,16 @@ def job_of(
     peak: float = 0.0,
     efficiency: float | None = None,
     memory: float = 0.0,
+    attention: str = "fused",
 ) -> Job:
     """What is to be trained, with what is known of the machines.
 
     With an efficiency that is the part of the peak that all computing reaches; without
-    one each class of kernels has its own, of a device that is known.
+    one each class of kernels has its own, of a device that is known. `attention` is
+    "fused", or "plain": a kernel for each operation, and scores in memory.
     """
+    if attention not in ATTENTION:
+        raise unknown("attention", attention, ATTENTION)
     device = devices().get(DEVICES.get(topology.name.partition(":")[0], ""))
     if device:
         peak, memory = peak or device.peak, memory or device.memory
@@ -127,6 +131,7 @@ def job_of(
         device.bandwidth * device.elementwise if device else peak / _OPERATIONS_A_BYTE,
         memory,
         device=device if efficiency is None else None,
+        plain=attention == "plain",
     )
 
 
@@ -139,6 +144,7 @@ def search(
     peak: float = 0.0,
     efficiency: float | None = None,
     memory: float = 0.0,
+    attention: str = "fused",
     limits: Limits | None = None,
     top: int = 8,
     progress: Callable[[str], None] = lambda _: None,
@@ -158,6 +164,7 @@ def search(
         peak=peak,
         efficiency=efficiency,
         memory=memory,
+        attention=attention,
     )
     allowed, network = limits or Limits(), Network(where)
     considered, fitting, closest = _fitting(job, allowed)
@@ -219,8 +226,9 @@ def _costed(job: Job, network: Network, fitting: list[Choice]) -> list[Plan]:
             break
         choice = fitting[place]
         orders = {replace(choice, order=o).placement: o for o in ORDERS}
+        use = memory_of(job, choice)  # the same in all placements
         for order in orders.values():
-            plan = _closed(job, network, replace(choice, order=order))
+            plan = _closed(job, network, replace(choice, order=order), use)
             best[choice.axes] = min(best.get(choice.axes, plan.time), plan.time)
             found.append(plan)
     return sorted(found, key=_rank)
@@ -232,9 +240,11 @@ def _rank(plan: Plan) -> tuple[float, int]:
     return float(f"{plan.time:.6g}"), used
 
 
-def _closed(job: Job, network: Network, choice: Choice) -> Plan:
+def _closed(
+    job: Job, network: Network, choice: Choice, use: MemoryUse | None = None
+) -> Plan:
     cost = estimate(Passes(job, choice, network, network.closed))
-    return Plan(choice, memory_of(job, choice), cost)
+    return Plan(choice, use or memory_of(job, choice), cost)
 
 
 def _refined(
@@ -290,6 +300,8 @@ def _assumptions(job: Job) -> Iterator[str]:
         f"a rank computes {job.peak / 1e12:.4g} Tflop/s at its peak, reaches "
         f"{reached}, and moves {job.memory_rate / 1e12:.3g} TB/s"
     )
+    if job.plain:
+        yield ABOUT_PLAIN
     yield (
         f"parameters have {job.weight_bytes} bytes, gradients {job.gradient_bytes}, "
         "Adam's state 12; activations between tensor parallel layers are sharded"

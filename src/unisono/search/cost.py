@@ -141,7 +141,10 @@ class Passes:
             return 0.0
         model = self.job.model
         part = (model.kept - kept_selectively(model)) / self.choice.axes.tp
-        return 2 * part * self.activation / self.job.memory_rate
+        again = 2 * part * self.activation / self.job.memory_rate
+        if self.job.plain and self.job.device:
+            again += self.job.kernels(self.tokens, self.choice.axes.tp).scores[0]
+        return again
 
     @cached_property
     def _sums(self) -> float:

@@ -26,7 +26,8 @@ def kept_selectively(model: ModelShape) -> float:
     """
     wide = (1 if model.family != "llama" else 2) * model.feed_forward / model.hidden
     mlp = model.top_k * (1 + wide) if model.experts else wide
-    return 2 + 2 + 2 * model.kv_width / model.hidden + mlp
+    attention = 2 * (model.query_width + model.kv_width) / model.hidden
+    return 2 + attention + mlp
 
 
 @cache
@@ -97,7 +98,9 @@ def _activations(
 ) -> float:
     model, tp = job.model, choice.axes.tp
     one = tokens * model.hidden * job.weight_bytes
-    part = kept_selectively(model) if choice.recompute == "selective" else model.kept
+    scores = model.kept_scores(job.sequence) if job.plain else 0.0
+    whole = model.kept + scores
+    part = kept_selectively(model) if choice.recompute == "selective" else whole
     held = kept(
         layers,
         part / tp,
@@ -107,5 +110,5 @@ def _activations(
         in_flight=under_way,
     )
     if choice.recompute == "selective":  # one block has all of its own again
-        held += (model.kept - part) / tp * one
+        held += (whole - part) / tp * one
     return held

@@ -3,8 +3,8 @@
 axes           ranks of each axis: dp, tp, pp, cp, ep
 zero           what replicas share out: 0 nothing, 1 the optimizer's state, 2 the
                gradients too, 3 the parameters too (fsdp)
-recompute      none; selective: norms and the functions inside MLPs; full: all of a
-               block but its input
+recompute      none; selective: norms, the functions inside MLPs and the scores of
+               plain attention; full: all of a block but its input
 microbatch     sequences that a rank computes at a time
 chunks         runs of layers that a stage of the pipeline has (interleaving)
 order          the axes from neighbouring ranks outwards: where ranks are placed
@@ -55,6 +55,8 @@ class Job:
     gradient_bytes: int = 4
     device: Device | None = None
     """What computes, with its rooflines; None for `efficiency` of the peak."""
+    plain: bool = False
+    """Whether attention keeps its scores, in a kernel for each operation."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
@@ -90,6 +92,13 @@ class Job:
         tokens = choice.microbatch * self.sequence / choice.axes.cp
         return _computing(self, tokens, choice.axes.tp, part, times)
 
+    def kernels(self, tokens: float, tp: int) -> Kernels:
+        """The rooflines of so many tokens; the device is known."""
+        if self.device is None:
+            raise BadArgument("search: rooflines need a device that is known")
+        size, plain = self.weight_bytes, self.plain
+        return Kernels(self.device, self.model, tokens, self.sequence, tp, size, plain)
+
     @property
     def setting(self) -> Setting:
         """As `unisono plan` takes it."""
@@ -100,8 +109,7 @@ class Job:
 def _computing(job: Job, tokens: float, tp: int, part: str, times: float) -> float:
     model, sequence = job.model, job.sequence
     if job.device:
-        kernels = Kernels(job.device, model, tokens, sequence, tp, job.weight_bytes)
-        return kernels.seconds(part, times)
+        return job.kernels(tokens, tp).seconds(part, times)
     flops = {
         "attention": model.attention_flops(sequence),
         "mlp": model.mlp_flops,

@@ -15,7 +15,7 @@ compare     which algorithm is fastest at each size, and where that changes
 groups      collectives of all groups of a mesh axis at once
 streams     tasks on concurrent streams
 training    a training step: what a strategy computes and sends
-engines     other libraries as models: NCCL, gloo, MPI, or measured times
+engines     other libraries as models: NCCL, gloo, MPI, XLA, or measured times
 """
 
 from unisono.deprecation import old_names

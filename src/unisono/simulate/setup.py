@@ -9,7 +9,7 @@ from unisono.errors import BadArgument, unknown
 from unisono.memory_use import FRAGMENTATION
 from unisono.models import ModelShape
 from unisono.simulate.engines.engine import OURS
-from unisono.simulate.kernels import Device
+from unisono.simulate.kernels import ABOUT_PLAIN, ATTENTION, Device
 from unisono.units import format_bytes
 
 STRATEGIES = ("ddp", "fsdp")
@@ -36,11 +36,14 @@ class Setup:
     weight_bytes: int = 2
     gradient_bytes: int = 2
     algorithm: str = "auto"
+    attention: str = "fused"
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained."""
         if self.strategy not in STRATEGIES:
             raise unknown("strategy", self.strategy, STRATEGIES)
+        if self.attention not in ATTENTION:
+            raise unknown("attention", self.attention, ATTENTION)
         for name, least in (
             *(("tp", 1), ("sequence", 1), ("batch", 1), ("bucket", 1)),
             *(
@@ -60,6 +63,11 @@ class Setup:
                 f"train: efficiency = {reached:g}, peak = {self.peak:g}: "
                 "expected a part of 1, and operations per second"
             )
+
+    @property
+    def plain(self) -> bool:
+        """Whether attention keeps its scores."""
+        return self.attention == "plain"
 
     @property
     def usual(self) -> float:
@@ -112,6 +120,8 @@ def assumptions(
             f"{model.layers} equal layers; the products of attention, which "
             "depend on the shape, are left out"
         )
+    if s.plain:
+        lines.append(ABOUT_PLAIN)
     if s.tp > 1:
         lines.append(
             "tensor parallel: two all_reduces a layer forward and two backward (none "

@@ -289,11 +289,13 @@ def by_steps(
     *,
     keep: bool = False,
     members: Ints | None = None,
+    until: float = np.inf,
 ) -> Clocks:
     """Run the clocks through all steps, for slots of `sizes` bytes, or `times` that.
 
     `members` has a row of ranks for each group, all of which act the schedule out at
-    once; without it there is one group, of all ranks.
+    once; without it there is one group, of all ranks. When all sizes have a clock
+    beyond `until`, the rest is left out: clocks do not run backwards.
     """
     even = float(sizes[0]) if (sizes == sizes[0]).all() else None
     scale = np.ones(1) if times is None else times
@@ -310,6 +312,8 @@ def by_steps(
             enough(schedule.title, len(step) * BYTES_A_TRANSFER, "closed")
         acted = step if members is None else _acted(step, members)
         clocks.run(messages(acted, world.n, sizes, even))
+        if clocks.clock.max(axis=1).min() > until:
+            break
     clocks.settle()
     return clocks
 

@@ -343,7 +343,7 @@ def memory_use(model: ModelShape, n: int, setup: Setup) -> MemoryUse:
         optimizer=_ADAM * each,
         activations=kept(
             model.layers,
-            kept_in_block(model, s.tp),
+            kept_in_block(model, s.tp, s.sequence if s.plain else 0),
             tokens * model.hidden * s.weight_bytes,
             recompute=s.recompute,
         ),
@@ -386,7 +386,9 @@ def train(
     kernels = None
     if device and setup.efficiency is None and what.hidden:
         tokens = setup.sequence * setup.batch
-        kernels = Kernels(device, what, tokens, setup.sequence, setup.tp)
+        kernels = Kernels(
+            device, what, tokens, setup.sequence, setup.tp, plain=setup.plain
+        )
     plan = Planner(what, where, setup, peak * setup.usual, kernels)
     return _stepped(plan, peak, device.memory if device else 0)
 

@@ -20,12 +20,19 @@ WARM, COLD = 0.05, 0.001
 
 
 def improved(
-    plans: Iterable[Plan], costs: Costs, goal: Goal, changes: int = CHANGES
+    plans: Iterable[Plan],
+    costs: Costs,
+    goal: Goal,
+    changes: int = CHANGES,
+    enough: float = 0.0,
 ) -> list[Played]:
-    """Plans that reach the goal, and what the best become by so many changes each."""
+    """Plans that reach the goal, and what the best become by so many changes each.
+
+    Nothing is changed if a plan takes no more than `enough`.
+    """
     known = {one.plan: one for one in (played(p, costs, goal) for p in plans)}
     order = sorted(known.values(), key=_rank)
-    if costs.n > 1:
+    if costs.n > 1 and (order[0].missing or order[0].seconds > enough):
         for seed, one in enumerate(order[:BEGIN]):
             order.append(_annealed(one, costs, goal, seed, changes))
     return sorted((one for one in order if not one.missing), key=_rank)

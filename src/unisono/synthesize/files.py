@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from unisono.errors import BadArgument
+from unisono.errors import BadArgument, NotOffered
 from unisono.schedule.files import save as save_schedule
 from unisono.synthesize.api import Synthesis
 from unisono.synthesize.quickest import Quickest
@@ -83,7 +83,12 @@ def as_source(made: Synthesis | Quickest) -> str:
     schedule = made.schedule
     rows = []
     for step in schedule:
-        src, dst, chunk, mask, _ = step.flat()
+        src, dst, chunk, mask, into = step.flat()
+        if (into != chunk).any():
+            raise NotOffered(
+                f"{made.kind} uses temporaries, which an algorithm file does not hold; "
+                "save it as .json or .npz, or run the algorithm of the library by name"
+            )
         parts = [
             f"        ({reduces}, {', '.join(str(c[at].tolist()) for c in columns)}),\n"
             for reduces, at in ((True, mask), (False, ~mask))

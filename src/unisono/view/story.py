@@ -8,6 +8,7 @@ that `unisono simulate` uses. Times are microseconds, sizes bytes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,7 +169,7 @@ def tell(
         beats=_beats(schedule, rows, index, due),
         due=due,
         facts=sentences,
-        map=_map(where, messages, schedule.root),
+        map=topology_map(where, {(m[1], m[2]) for m in messages}, schedule.root),
         messages=messages,
         time=_micro(result.time),
         bound=_micro(result.bound),
@@ -290,9 +291,12 @@ def _done(schedule: Schedule, rows: list[StoryChunk], ledger: Ledger) -> int:
     return done
 
 
-def _map(topology: Topology, messages: list[Message], root: int) -> TopologyMap:
+def topology_map(
+    topology: Topology, used: Collection[tuple[int, int]], root: int
+) -> TopologyMap:
+    """How a topology is drawn, and the routes of these pairs of ranks."""
     wiring = topology.wiring
-    pairs = sorted({(src, dst) for _, src, dst, *_ in messages})
+    pairs = sorted(used)
     places = place(topology, pairs, root)
     edges = sorted({(min(pair), max(pair)) for pair in pairs})
     return TopologyMap(

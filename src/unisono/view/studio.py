@@ -15,11 +15,14 @@ _FILES: Files = {
     "/studio.js": ("text/javascript", lambda: script("studio")),
     "/style.css": ("text/css", lambda: text("style.css")),
     "/api/strategies": ("application/json", lambda: text("strategies.json")),
+    "/api/truth": ("application/json", lambda: text("truth.json")),
 }
 _ANSWERS: Answers = {
     "/api/choices": studio_answers.choices,
     "/api/stories": studio_answers.stories,
     "/api/curves": studio_answers.curves,
+    "/api/links": studio_answers.links,
+    "/api/trees": studio_answers.trees,
 }
 
 

@@ -1,4 +1,4 @@
-"""Answers of the studio: choices, stories, cost curves, from parameters to plain data.
+"""Answers of the studio: choices, stories, costs, loads, trees, as plain data.
 
 Everything is requested by name. Names of files are refused here, since a page of
 another site could request them.
@@ -7,19 +7,29 @@ another site could request them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from math import isqrt
 from typing import Any
 
 from unisono.algorithms import schedule as make
 from unisono.codecs import NAMES, get
-from unisono.errors import BadArgument, unknown
-from unisono.schedule.collective import COLLECTIVES, collective
-from unisono.simulate import CodecModel, candidates, compare
+from unisono.errors import BadArgument, BadTopology, NotOffered, unknown
+from unisono.schedule.collective import (
+    ALL_REDUCE,
+    COLLECTIVES,
+    REDUCE,
+    REDUCE_SCATTER,
+    collective,
+)
+from unisono.simulate import CodecModel, candidates, compare, simulate
 from unisono.simulate.candidates import fitted
+from unisono.synthesize.api import synthesize
 from unisono.topology import Topology, parse
-from unisono.units import parse_bytes
+from unisono.units import format_bytes, parse_bytes
 from unisono.view.frames import MAX_RANKS
-from unisono.view.story import Story, tell
+from unisono.view.layout import route
+from unisono.view.loads import loads
+from unisono.view.story import Story, tell, topology_map
 
 Parameters = Mapping[str, str]
 
@@ -101,6 +111,68 @@ def curves(parameters: Parameters) -> dict[str, object]:
             {"size": c.nbytes, "from": c.loser, "to": c.winner}
             for c in comparison.crossovers()
         ],
+    }
+
+
+def links(parameters: Parameters) -> dict[str, object]:
+    """What each link has to do while a collective runs, and the topology."""
+    words = ("collective", "algorithm", "n", "size", "topology", "codec")
+    asked = _asked(parameters, *words)
+    n = _ranks(asked.get("n", "5"))
+    where = _topology(asked.get("topology") or f"full:{n}")
+    name = _name(fitted(asked.get("algorithm", "ring"), where))
+    schedule = make(asked.get("collective", "all_reduce"), name, n)
+    size = parse_bytes(asked.get("size", "1M"))
+    codec = _codec(asked.get("codec", PLAIN))
+    result = simulate(schedule, where, size, codec=codec)
+    return {
+        "title": f"{schedule.title}, {format_bytes(size)}, on {where.name}",
+        "time": result.time * 1e6,
+        "links": loads(result),
+        "all": len(where.wiring.links),
+        "map": topology_map(where, (), schedule.root),
+    }
+
+
+def trees(parameters: Parameters) -> dict[str, object]:
+    """The spanning trees that synthesis packs into a topology, or why there are none.
+
+    Not every collective and topology has trees, and those can be chosen as well.
+    """
+    asked = _asked(parameters, "collective", "n", "topology")
+    n = _ranks(asked.get("n", "5"))
+    where = _topology(asked.get("topology") or f"full:{n}")
+    what = collective(asked.get("collective", "all_reduce"))
+    try:
+        made = synthesize(what.name, where)
+    except (NotOffered, BadTopology) as why:
+        return {"trees": [], "why": str(why)}
+    if not made.trees:
+        paths = f"{what.name} is made of paths, not of trees"
+        return {"trees": [], "why": paths if n > 1 else "one rank has nothing to send"}
+    count = sum(tree.times for tree in made.trees)
+    pairs = {pair for tree in made.trees for pair in tree.links}
+    return {
+        "title": f"{what.name} on {where.name}: {count} spanning trees, "
+        f"{len(made.trees)} of them different",
+        "why": "",
+        "optimum": made.optimum,
+        "up": what in (REDUCE, REDUCE_SCATTER),
+        "both": what is ALL_REDUCE,
+        "trees": [
+            {
+                "root": tree.root,
+                "times": tree.times,
+                "share": tree.times / count,
+                "depth": max(tree.depths()),
+                "links": tree.links,
+            }
+            for tree in made.trees
+        ],
+        "map": replace(
+            topology_map(where, (), made.schedule.root),
+            routes={f"{a}>{b}": route(where.wiring, a, b) for a, b in sorted(pairs)},
+        ),
     }
 
 

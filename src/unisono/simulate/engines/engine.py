@@ -171,7 +171,7 @@ def modelled(name: str) -> Engine:
 
 OURS = "unisono"
 """The engine that the simulator itself is: schedules, message by message."""
-ENGINES = (OURS, "nccl", "gloo", "mpi")
+ENGINES = (OURS, "nccl", "gloo", "mpi", "xla")
 """Libraries whose calls can be simulated, by name."""
 
 

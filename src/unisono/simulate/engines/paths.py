@@ -5,6 +5,7 @@
     switch       the switch of a host adds up and copies (NVLS)
     switch_tree  the same in each host, double binary trees between them (NVLSTree)
     doubling     recursive doubling: all of it, log2 times
+    halving      half of it to a partner, half of that to the next; then back again
     pairs        every rank to every other, as in an all_to_all
 
 Counted for a buffer of 1 byte: steps inside a host and across hosts, what a rank moves
@@ -97,6 +98,19 @@ def doubling(what: str, fabric: Fabric) -> Work | None:
     return Work(near, far, float(near), float(far * fabric.per_host))
 
 
+def halving(what: str, fabric: Fabric) -> Work | None:
+    """Rabenseifner: neighbours first, so that a host sends its share alone."""
+    if what != "all_reduce":
+        return None
+    near, far = fabric.per_host, fabric.hosts
+    return Work(
+        2.0 * math.ceil(math.log2(near)),
+        2.0 * math.ceil(math.log2(far)),
+        2.0 * (near - 1) / near,
+        2.0 * (far - 1) / far,
+    )
+
+
 def pairs(what: str, fabric: Fabric) -> Work | None:
     """Each rank's share for each other; those for other hosts share the cards."""
     if what != "all_to_all":
@@ -116,6 +130,7 @@ PATTERNS: dict[str, Callable[[str, Fabric], Work | None]] = {
     "switch": switch,
     "switch_tree": switch_tree,
     "doubling": doubling,
+    "halving": halving,
     "pairs": pairs,
 }
 """By the names that engines.toml uses; None is: not for this collective or machine."""

@@ -58,6 +58,16 @@ export function drawing(width, height, label, least = 0.62) {
   return made;
 }
 
+/**
+ * A field to choose from, below its name: the last word of `name`.
+ * @param {string} name
+ * @param {[string, string][]} options values, and how they are shown
+ */
+export function choice(name, options) {
+  const field = h("select", { name }, ...options.map(([value, text]) => h("option", { value }, text)));
+  return { field, label: h("label", { class: "field" }, h("span", {}, name.slice(name.lastIndexOf("-") + 1)), field) };
+}
+
 let serial = 0;
 
 /**

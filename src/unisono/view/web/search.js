@@ -1,6 +1,6 @@
 // The quickest ways of training a model that fit, as a table that can be sorted.
 
-import { h, set } from "./dom.js";
+import { choice, h, set } from "./dom.js";
 import { table } from "./table.js";
 
 /** @typedef {{models: string[], topologies: string[], batches: string[]}} Offered */
@@ -15,10 +15,7 @@ export async function search(ask) {
   const found = h("div", { class: "found", "aria-live": "polite" });
   /** @type {Record<string, string[]>} */
   const values = { model: offered.models, topology: offered.topologies, batch: offered.batches };
-  const fields = Object.entries(values).map(([name, some]) => {
-    const field = h("select", { name: `search-${name}` }, ...some.map((value) => h("option", { value }, value)));
-    return { name, field, label: h("label", { class: "field" }, h("span", {}, name), field) };
-  });
+  const fields = Object.entries(values).map(([name, some]) => ({ name, ...choice(`search-${name}`, some.map((value) => [value, value])) }));
   const button = h("button", { type: "submit" }, "Search");
   const form = h("form", { class: "query buttons-in-words", "aria-label": "What is trained" }, ...fields.map((field) => field.label), button);
   form.addEventListener("submit", async (event) => {

@@ -2,18 +2,35 @@
 
 import { curves } from "./curves.js";
 import { h, set } from "./dom.js";
+import { links } from "./links.js";
 import { page } from "./page.js";
 import { search } from "./search.js";
 import { strategies } from "./strategy.js";
 import { themes } from "./themes.js";
 import { arranged, events, trace } from "./trace.js";
+import { trees } from "./trees.js";
+import { truth } from "./truth.js";
 
 /** @typedef {import("./player.js").Player} Player */
 /** @typedef {{collectives: Record<string, string>, algorithms: string[], topologies: string[],
  *   codecs: string[], most: number}} Choices */
 
 const SIZES = ["1K", "16K", "256K", "1M", "4M", "16M", "64M", "256M", "1G"];
-const PAGES = ["Explain", "Costs", "Strategies", "Search", "Trace"];
+const FIELDS = ["collective", "algorithm", "beside", "n", "size", "topology", "codec"];
+/**
+ * The pages, and the choices that each has.
+ * @type {Record<string, string[]>}
+ */
+const PAGES = {
+  Explain: FIELDS,
+  Costs: ["collective", "n", "topology", "codec"],
+  Links: ["collective", "algorithm", "n", "size", "topology", "codec"],
+  Trees: ["collective", "n", "topology"],
+  Strategies: [],
+  Search: [],
+  Truth: [],
+  Trace: [],
+};
 
 /**
  * Ask the server; what it refuses is an error with its words.
@@ -40,7 +57,7 @@ class Desk {
     /** @type {Record<string, HTMLSelectElement>} */
     this.fields = {};
     this.form = h("form", { class: "query", "aria-label": "Choices" });
-    for (const name of ["collective", "algorithm", "beside", "n", "size", "topology", "codec"]) {
+    for (const name of FIELDS) {
       const field = h("select", { name });
       field.addEventListener("change", () => this.change());
       this.fields[name] = field;
@@ -48,7 +65,7 @@ class Desk {
     }
     this.form.addEventListener("submit", (event) => event.preventDefault());
     const list = h("div", { role: "tablist", class: "tabs pages", "aria-label": "Pages" });
-    this.tabs = PAGES.map((name) => {
+    this.tabs = Object.keys(PAGES).map((name) => {
       const tab = h("button", { type: "button", role: "tab" }, name);
       tab.addEventListener("click", () => this.enter(name));
       list.append(tab);
@@ -80,16 +97,21 @@ class Desk {
   async enter(title) {
     this.shown = title;
     this.tabs.forEach((tab) => set(tab, { "aria-selected": String(tab.textContent === title) }));
-    this.form.hidden = ["Strategies", "Search", "Trace"].includes(title);
-    for (const name of ["algorithm", "beside", "size"]) {
+    this.form.hidden = !PAGES[title].length;
+    for (const name of FIELDS) {
       const label = this.fields[name].parentElement;
-      if (label) label.hidden = title !== "Explain";
+      if (label) label.hidden = !PAGES[title].includes(name);
     }
     await this.change();
   }
 
   get parameters() {
     return Object.fromEntries(Object.entries(this.fields).map(([name, field]) => [name, field.value]));
+  }
+
+  /** What was chosen of that which this page asks for. */
+  get chosen() {
+    return Object.fromEntries(PAGES[this.shown].map((name) => [name, this.fields[name].value]));
   }
 
   /** Something else was chosen: ask again, and show the newest answer only. */
@@ -124,11 +146,14 @@ class Desk {
   async make(wanted) {
     if (this.shown === "Strategies") return strategies(await ask("strategies"));
     if (this.shown === "Search") return search(ask);
+    if (this.shown === "Truth") return truth(await ask("truth"));
     if (this.shown === "Trace") return this.opener();
     await this.refresh();
-    const { collective, topology, codec } = this.parameters;
-    if (this.shown === "Costs") return h("div", { class: "panel" }, curves(await ask("curves", { collective, topology, codec })));
-    const stories = await ask("stories", this.parameters);
+    const chosen = this.chosen;
+    if (this.shown === "Costs") return h("div", { class: "panel" }, curves(await ask("curves", { ...chosen, n: "" })));
+    if (this.shown === "Links") return links(await ask("links", chosen));
+    if (this.shown === "Trees") return trees(await ask("trees", chosen));
+    const stories = await ask("stories", chosen);
     if (!wanted()) return null;
     const root = h("div");
     this.put(root);
