@@ -150,9 +150,11 @@ def pytest_collection_modifyitems(config, items):
     if not config.option.keyword:  # who chooses by name wants them all
         thin_out(items)
     if config.option.markexpr == "not sweep":
-        made = {item.obj for item in items if item.get_closest_marker("hypothesis")}
-        for test in made:
-            with_fewer_examples(test)
+        # The marker of Hypothesis is given later.
+        tests = {item.obj for item in items if hasattr(item, "obj")}
+        for test in tests:
+            if getattr(test, "is_hypothesis_test", False):
+                with_fewer_examples(test)
 
 
 def pytest_collection_finish():

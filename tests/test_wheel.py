@@ -17,6 +17,7 @@ import unisono
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
+BUILDS = [*PYTHONS, "3.14t"]  # and without the interpreter lock
 KINDS = ["Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"]
 HOOKS = """
 import sys
@@ -116,7 +117,7 @@ def test_metadata_names_every_python_that_wheels_are_built_for():
     classifiers = PROJECT["project"]["classifiers"]
     for version in PYTHONS:
         assert prefix + version in classifiers
-    built_for = [f"cp{version.replace('.', '')}-*" for version in PYTHONS]
+    built_for = [f"cp{version.replace('.', '')}-*" for version in BUILDS]
     assert PROJECT["tool"]["cibuildwheel"]["build"] == built_for
     assert PROJECT["project"]["requires-python"] == f">={PYTHONS[0]}"
 
@@ -133,7 +134,7 @@ def test_cibuildwheel_makes_one_wheel_for_each_python_and_architecture():
     )
     assert sorted(done.stdout.split()) == sorted(
         f"cp{version.replace('.', '')}-manylinux_{arch}"
-        for version in PYTHONS
+        for version in BUILDS
         for arch in ("x86_64", "aarch64")
     )
 

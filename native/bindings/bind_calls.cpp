@@ -87,12 +87,18 @@ private:
   bool done_ = false;
 };
 
+Work submit_at(std::shared_ptr<Handle> comm, const PlanHolder &holder, const void *input,
+               void *output, std::int64_t timeout) {
+  const Plan &plan = *holder.plan;
+  const bool brief = plan.output_bytes + plan.input_bytes <= brief_bytes;
+  auto op = comm->submit(holder.plan, input, output, timeout, call_site_here(), brief);
+  return {std::move(comm), std::move(op), {}};
+}
+
 Work submit(std::shared_ptr<Handle> comm, const PlanHolder &plan, std::uint64_t input,
             std::uint64_t output, std::int64_t timeout) {
-  return {comm,
-          comm->submit(plan.plan, reinterpret_cast<const void *>(input),
-                       reinterpret_cast<void *>(output), timeout, call_site_here()),
-          {}};
+  return submit_at(std::move(comm), plan, reinterpret_cast<const void *>(input),
+                   reinterpret_cast<void *>(output), timeout);
 }
 
 // Cancels a queued call whose caller was interrupted: its buffers belong to the caller
@@ -128,16 +134,17 @@ bool run(std::shared_ptr<Handle> comm, const PlanHolder &plan, std::uint64_t inp
 // Whether a call may begin without the checks of the general path, which has the words for
 // whatever is wrong.
 bool usable(const Handle &comm) {
-  return !comm.closed() && !comm.host_peers().forked() &&
-         comm.failure().kind == FailureKind::none;
+  return !comm.closed() && !comm.host_peers().forked() && !comm.ends_next_call();
 }
 
 // A plain call that was made before. 0: not cached, use the general path; 1: done; 2:
 // failed.
 int quick(Handle &comm, int kind, nb::handle x, nb::handle out, nb::handle op,
           nb::handle root) {
+  if (!usable(comm))
+    return 0;
   PlanCache::Found found = comm.plan_cache.find(kind, x, out, op, root);
-  if (found.plan == nullptr || !usable(comm))
+  if (found.plan == nullptr)
     return 0;
   const std::size_t bytes = found.plan->output_bytes + found.plan->input_bytes;
   Collective *task =
@@ -184,27 +191,29 @@ nb::object quick_of(nb::handle comm, nb::handle on_device) {
 int run_planned_checked(Handle &comm, const PlanHolder &holder, const void *input, void *output,
                         std::int64_t timeout) {
   if (!usable(comm))
-    return planned_general;
+    return WorkHooks::general;
   const std::size_t bytes = holder.plan->output_bytes + holder.plan->input_bytes;
   Collective *task = comm.begin_inline(holder.plan, input, output, timeout);
   if (task == nullptr)
-    return planned_general;
+    return WorkHooks::general;
   if (drive_inline(comm, *task, bytes))
-    return planned_done;
-  return comm.zero_copy().has_writers() ? planned_written : planned_failed;
+    return WorkHooks::done;
+  return comm.zero_copy().has_writers() ? WorkHooks::written : WorkHooks::failed;
 }
 
-std::shared_ptr<Transfer> enter(Comm &comm, bool sends, std::int64_t peer, std::int64_t tag,
-                                std::uint64_t data, std::size_t bytes, std::uint64_t type,
-                                const Note &note, std::int64_t timeout) {
+std::shared_ptr<Transfer> enter(Comm &comm, const Message &message, std::uint64_t type,
+                                bool queued) {
+  Note note{};
+  set_note(note, message.collective, message.dtype, 0, int(message.peer), message.count);
   auto op = std::make_shared<Transfer>(
-      comm, sends ? Transfer::Direction::send : Transfer::Direction::receive,
-      peer < 0 ? Channels::any : std::size_t(peer), tag, reinterpret_cast<void *>(data),
-      bytes, type);
-  op->timeout = timeout;
+      comm, message.sends ? Transfer::Direction::send : Transfer::Direction::receive,
+      message.peer < 0 ? Channels::any : std::size_t(message.peer), message.tag, message.data,
+      message.bytes, type);
+  op->timeout = message.timeout;
+  op->queued = queued;
   comm.record(*op, note, now_ns());
-  op->record->peer = std::int32_t(peer);
-  op->record->tag = std::int32_t(tag);
+  op->record->peer = std::int32_t(message.peer);
+  op->record->tag = std::int32_t(message.tag);
   op->record->site = call_site_here();
   op->record->begun = op->record->created;
   op->record->state.store(Record::started, std::memory_order_relaxed);
@@ -212,41 +221,118 @@ std::shared_ptr<Transfer> enter(Comm &comm, bool sends, std::int64_t peer, std::
   return op;
 }
 
+// Begins it. A short message is attempted at once: if it is done, no other thread has to
+// wake for it.
+Work begin(std::shared_ptr<Handle> comm, const Message &message, std::uint64_t type) {
+  auto op = enter(*comm, message, type, true);
+  if (message.bytes > brief_bytes || !comm->try_drive(*op, 0))
+    comm->submit(op);
+  return {std::move(comm), std::move(op), {}};
+}
+
 // A send or a receive.
 Work transfer(std::shared_ptr<Handle> comm, bool sends, std::int64_t peer, std::int64_t tag,
               std::uint64_t data, std::size_t bytes, std::uint64_t type, int collective,
               int dtype, std::uint64_t count, std::int64_t timeout, bool async_op) {
-  Note note{};
-  set_note(note, collective, dtype, 0, int(peer), count);
-  auto op = enter(*comm, sends, peer, tag, data, bytes, type, note, timeout);
+  const Message message{sends,      peer,  tag,   reinterpret_cast<void *>(data), bytes,
+                        collective, dtype, count, timeout};
   if (async_op)
-    comm->submit(op);
-  else
-    drive(*comm, *op, bytes);
+    return begin(std::move(comm), message, type);
+  auto op = enter(*comm, message, type, false);
+  drive(*comm, *op, bytes);
   return {comm, op, {}};
+}
+
+// Whether a message may begin without the general path, which connects to ranks of other
+// hosts and has the words for whatever is wrong.
+bool reaches(Handle &comm, const Message &message) {
+  const std::int64_t peer = message.peer;
+  if (peer >= std::int64_t(comm.size()) || peer == std::int64_t(comm.rank()))
+    return false;
+  if (!message.sends)
+    return peer >= -1;
+  return peer >= 0 && (!comm.is_remote(std::size_t(peer)) ||
+                       comm.channels().send_stream(std::size_t(peer)).open());
+}
+
+// For other extension modules, which take no C++ exceptions: what `call` returns, or `failed`
+// with an error set.
+template <class Call> auto guarded(Call call, decltype(call()) failed) {
+  try {
+    return call();
+  } catch (nb::python_error &raised) {
+    raised.restore();
+  } catch (const std::exception &error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+  return failed;
+}
+
+bool refused(PyObject *comm, PyObject *plan, const char *words) {
+  if (nb::isinstance<Handle>(nb::handle(comm)) &&
+      (plan == nullptr || nb::isinstance<PlanHolder>(nb::handle(plan))))
+    return false;
+  PyErr_SetString(PyExc_TypeError, words);
+  return true;
+}
+
+// What was begun, which the communicator keeps track of.
+PyObject *begun(Handle &comm, Work &&work) {
+  comm.begun_calls.add(work.op);
+  return nb::cast(std::move(work)).release().ptr();
 }
 
 } // namespace
 
 int unisono::run_planned(PyObject *comm, PyObject *plan, const void *input, void *output,
                          std::int64_t timeout) {
-  if (!nb::isinstance<Handle>(nb::handle(comm)) || !nb::isinstance<PlanHolder>(nb::handle(plan))) {
-    PyErr_SetString(PyExc_TypeError, "run_planned: expected a communicator and a plan");
+  if (refused(comm, plan, "run_planned: expected a communicator and a plan"))
     return -1;
-  }
-  try {
-    return run_planned_checked(*nb::inst_ptr<Handle>(nb::handle(comm)),
-                               *nb::inst_ptr<PlanHolder>(nb::handle(plan)), input, output, timeout);
-  } catch (nb::python_error &raised) {
-    raised.restore();
-  } catch (const std::exception &error) { // no C++ exception may pass to another module
-    PyErr_SetString(PyExc_RuntimeError, error.what());
-  }
-  return -1;
+  return guarded(
+      [&] {
+        return run_planned_checked(*nb::inst_ptr<Handle>(nb::handle(comm)),
+                                   *nb::inst_ptr<PlanHolder>(nb::handle(plan)), input, output,
+                                   timeout);
+      },
+      -1);
+}
+
+PyObject *unisono::submit_planned(PyObject *comm, PyObject *plan, const void *input,
+                                  void *output, std::int64_t timeout) {
+  if (refused(comm, plan, "submit_planned: expected a communicator and a plan"))
+    return nullptr;
+  return guarded(
+      [&]() -> PyObject * {
+        auto handle = nb::cast<std::shared_ptr<Handle>>(nb::handle(comm));
+        if (!usable(*handle))
+          return nullptr;
+        const auto &holder = *nb::inst_ptr<PlanHolder>(nb::handle(plan));
+        return begun(*handle, submit_at(handle, holder, input, output, timeout));
+      },
+      nullptr);
+}
+
+PyObject *unisono::begin_message(PyObject *comm, const Message *message) {
+  if (refused(comm, nullptr, "begin_message: expected a communicator"))
+    return nullptr;
+  return guarded(
+      [&]() -> PyObject * {
+        auto handle = nb::cast<std::shared_ptr<Handle>>(nb::handle(comm));
+        if (!usable(*handle) || !reaches(*handle, *message))
+          return nullptr;
+        return begun(*handle, begin(handle, *message, std::uint64_t(message->dtype)));
+      },
+      nullptr);
 }
 
 void bind_calls(nb::module_ &m, nb::class_<Handle> &comm) {
   comm.def("calling_threads", [](const Handle &c) { return c.calling_threads.all(); });
+  comm.def("begun_calls", [](std::shared_ptr<Handle> c) {
+    nb::list all;
+    for (auto &[op, thread] : c->begun_calls.unfinished())
+      all.append(nb::make_tuple(Work{c, op, {}}, thread));
+    return all;
+  }, nb::sig("def begun_calls(self) -> list[tuple[Work, int]]"));
   comm.def("remember",
            [](Handle &c, int kind, nb::handle x, nb::handle out, nb::handle op,
               nb::handle root, const PlanHolder &plan) {

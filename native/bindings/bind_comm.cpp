@@ -34,11 +34,12 @@ void construct(Handle *self, Engine &engine, std::vector<std::size_t> ranks,
 
 // Attaches a wire to a stream, which owns it unless this throws.
 void attach(Handle &comm, bool sends, std::size_t rank, std::size_t lane, std::size_t lanes,
-            WireHolder &wire, nb::bytes key, std::uint32_t epoch, bool messages) {
+            WireHolder &wire, nb::bytes key, std::uint32_t epoch, bool messages,
+            bool takes_free_lane) {
   if (rank >= comm.size() || !comm.is_remote(rank))
     throw nb::value_error("attach: expected a rank of another host");
   const auto give = [&](auto &stream) {
-    return stream.attach(lane, lanes, wire.held(), key_of(key), epoch);
+    return stream.attach(lane, lanes, wire.held(), key_of(key), epoch, takes_free_lane);
   };
   const bool taken =
       sends ? give(messages ? comm.channels().send_stream(rank) : comm.send_stream(rank))
@@ -107,7 +108,7 @@ void bind_comm(nb::module_ &m) {
                   nb::arg("half"))
       .def("attach", &attach, nb::arg("sends"), nb::arg("rank"), nb::arg("lane"),
            nb::arg("lanes"), nb::arg("wire"), nb::arg("key"), nb::arg("epoch"),
-           nb::arg("messages"))
+           nb::arg("messages"), nb::arg("takes_free_lane") = false)
       .def("is_connected_to", &leads_to, nb::arg("rank"), nb::arg("messages"))
       .def("set_wait_policy", &set_patience, nb::arg("spins"), nb::arg("yields"),
            nb::arg("longest_yield"), nb::arg("late_after"), nb::arg("timeout"))
@@ -116,6 +117,7 @@ void bind_comm(nb::module_ &m) {
       .def("set_timeout", [](Handle &c, std::int64_t timeout) { c.timeout = timeout; },
            nb::arg("timeout"))
       .def("failure", [](const Handle &c) { return failure_tuple(c.failure()); })
+      .def("ends_next_call", [](const Handle &c) { return c.ends_next_call(); })
       .def("announce_connecting", &Comm::announce_connecting, nb::arg("rank"), nb::arg("lasts"))
       .def("abort_unreachable", &abort_unreachable, nb::arg("rank"), nb::arg("late"))
       .def("seq", [](const Handle &c) { return c.seq.load(std::memory_order_relaxed); })

@@ -72,7 +72,9 @@ using namespace unisono;
 
 namespace {
 
-// For other extension modules: a hook for a `Work`. 0, or -1 with an error set.
+// --- for other extension modules
+
+// A hook for a `Work`. 0, or -1 with an error set.
 int work_when_done(PyObject *work, void (*call)(void *, int), void *arg) {
   if (!nb::isinstance<Work>(nb::handle(work))) {
     PyErr_SetString(PyExc_TypeError, "work_hooks: expected a Work");
@@ -82,16 +84,39 @@ int work_when_done(PyObject *work, void (*call)(void *, int), void *arg) {
   return 0;
 }
 
-struct WorkHooks {
-  int (*when_done)(PyObject *work, void (*call)(void *, int), void *arg);
-  int (*run_planned)(PyObject *comm, PyObject *plan, const void *input, void *output,
-                     std::int64_t timeout);
-};
+// The functions below take a `Work` that one of these has returned.
 
-// The name of the capsule changes with the struct.
+// As `Task::State`; without the interpreter lock, too.
+int work_state(PyObject *work) {
+  const Work &w = *nb::inst_ptr<Work>(nb::handle(work));
+  return int(w.op->state.load(std::memory_order_acquire));
+}
+
+// The state when it has ended; pending in a forked process, where it never ends; -1 with an
+// error set if a signal handler has raised.
+int work_wait(PyObject *work) {
+  Work &w = *nb::inst_ptr<Work>(nb::handle(work));
+  if (w.comm->host_peers().forked())
+    return work_state(work);
+  try {
+    return w.wait(-1);
+  } catch (nb::python_error &raised) {
+    raised.restore();
+  }
+  return -1;
+}
+
+// Whether other ranks may still write to its buffers, though it has ended.
+int work_is_written(PyObject *work) {
+  const Work &w = *nb::inst_ptr<Work>(nb::handle(work));
+  return w.op->state.load(std::memory_order_acquire) == Task::broken &&
+         w.comm->zero_copy().has_writers();
+}
+
 nb::object work_hooks() {
-  static WorkHooks hooks{work_when_done, run_planned};
-  return nb::steal(PyCapsule_New(&hooks, "unisono.work_hooks.2", nullptr));
+  static WorkHooks offered{work_when_done, run_planned, submit_planned, begin_message,
+                           work_state,     work_wait,   work_is_written};
+  return nb::steal(PyCapsule_New(&offered, hooks_name, nullptr));
 }
 
 // The send or receive behind it, or null.

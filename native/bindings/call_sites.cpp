@@ -3,11 +3,23 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <mutex>
 #include <unordered_map>
+
+#include <pthread.h>
 
 #include <nanobind/nanobind.h>
 
 namespace nb = nanobind;
+
+#ifdef Py_GIL_DISABLED
+#if PY_VERSION_HEX < 0x030e0000
+#error "free-threaded Python is supported from version 3.14 on"
+#endif
+// Exported by Python, and declared in its internal headers only.
+extern "C" void _PyEval_StopTheWorld(PyInterpreterState *interpreter);
+extern "C" void _PyEval_StartTheWorld(PyInterpreterState *interpreter);
+#endif
 
 namespace unisono {
 
@@ -37,8 +49,10 @@ struct Hash {
   }
 };
 
-// Never destroyed: it holds objects of an interpreter that may have ended by then.
+// Never destroyed: it holds objects of an interpreter that may have ended by then. A thread
+// that has its lock makes nothing of Python, so it never waits there for another thread.
 struct Sites {
+  std::mutex mutex;
   std::string ours;
   std::unordered_map<PyCodeObject *, bool> is_ours; // keeps each code object that was seen
   std::unordered_map<Stack, std::uint32_t, Hash> numbers;
@@ -53,16 +67,21 @@ Sites &sites() {
 }
 
 bool is_ours(PyCodeObject *code) {
-  auto &known = sites().is_ours;
-  const auto found = known.find(code);
-  if (found != known.end())
-    return found->second;
+  Sites &all = sites();
+  {
+    const std::lock_guard lock(all.mutex);
+    const auto found = all.is_ours.find(code);
+    if (found != all.is_ours.end())
+      return found->second;
+  }
   const char *file = PyUnicode_AsUTF8(code->co_filename);
   if (file == nullptr)
     PyErr_Clear();
-  const bool ours = file == nullptr || std::string(file).starts_with(sites().ours);
-  Py_INCREF(reinterpret_cast<PyObject *>(code)); // so that its address is not reused
-  return known[code] = ours;
+  const std::lock_guard lock(all.mutex);
+  const bool ours = file == nullptr || std::string(file).starts_with(all.ours);
+  if (all.is_ours.try_emplace(code, ours).second)
+    Py_INCREF(reinterpret_cast<PyObject *>(code)); // so that its address is not reused
+  return ours;
 }
 
 // The frames of user code above this call.
@@ -72,10 +91,9 @@ Stack look() {
   PyFrameObject *frame = PyThreadState_GetFrame(PyThreadState_Get());
   for (std::size_t i = 0; frame != nullptr && kept < depth && i < deepest; ++i) {
     PyCodeObject *code = PyFrame_GetCode(frame);
-    if (kept > 0 || !is_ours(code)) {
-      (void)is_ours(code); // keeps a reference
+    const bool ours = is_ours(code); // keeps a reference
+    if (kept > 0 || !ours)
       stack.frames[kept++] = {code, PyFrame_GetLasti(frame)};
-    }
     Py_DECREF(reinterpret_cast<PyObject *>(code));
     PyFrameObject *back = PyFrame_GetBack(frame);
     Py_DECREF(reinterpret_cast<PyObject *>(frame));
@@ -95,7 +113,14 @@ std::string text(PyObject *name) {
 } // namespace
 
 void enable_call_sites(const std::string &ours) {
-  sites().ours = ours;
+  // No other thread has the lock when the process forks.
+  [[maybe_unused]] static const int once =
+      ::pthread_atfork([] { sites().mutex.lock(); }, [] { sites().mutex.unlock(); },
+                       [] { sites().mutex.unlock(); });
+  {
+    const std::lock_guard lock(sites().mutex);
+    sites().ours = ours;
+  }
   looking.store(true, std::memory_order_relaxed);
 }
 
@@ -104,6 +129,7 @@ std::uint32_t call_site_here() {
     return 0;
   Sites &all = sites();
   const Stack stack = look();
+  const std::lock_guard lock(all.mutex);
   const auto [found, added] =
       all.numbers.try_emplace(stack, std::uint32_t(all.stacks.size() + 1));
   if (added)
@@ -113,39 +139,86 @@ std::uint32_t call_site_here() {
 
 std::vector<PythonFrame> call_site_frames(std::uint32_t site) {
   std::vector<PythonFrame> frames;
-  if (site == 0 || site > sites().stacks.size())
-    return frames;
-  for (const Frame &frame : sites().stacks[site - 1].frames)
+  Stack stack;
+  {
+    const std::lock_guard lock(sites().mutex);
+    if (site == 0 || site > sites().stacks.size())
+      return frames;
+    stack = sites().stacks[site - 1];
+  }
+  for (const Frame &frame : stack.frames)
     if (frame.code != nullptr)
       frames.emplace_back(text(frame.code->co_qualname), text(frame.code->co_filename),
                         PyCode_Addr2Line(frame.code, frame.at));
   return frames;
 }
 
-// Nothing here runs code of Python until all frames are known: so the interpreter lock is
-// kept. The collector of garbage would, where an object is made.
+namespace {
+
+#ifdef Py_GIL_DISABLED
+
+// While this lives no other thread runs code of Python.
+class OthersStopped {
+public:
+  OthersStopped() { _PyEval_StopTheWorld(PyInterpreterState_Get()); }
+  ~OthersStopped() { _PyEval_StartTheWorld(PyInterpreterState_Get()); }
+  OthersStopped(const OthersStopped &) = delete;
+  OthersStopped &operator=(const OthersStopped &) = delete;
+};
+
+std::vector<std::pair<unsigned long, nb::object>> innermost_frames() {
+  std::vector<std::pair<unsigned long, nb::object>> found;
+  for (PyThreadState *thread = PyInterpreterState_ThreadHead(PyInterpreterState_Get());
+       thread != nullptr; thread = PyThreadState_Next(thread))
+    if (PyFrameObject *frame = PyThreadState_GetFrame(thread); frame != nullptr)
+      found.emplace_back(thread->thread_id,
+                         nb::steal(reinterpret_cast<PyObject *>(frame)));
+  return found;
+}
+
+#else
+
+// The interpreter lock is kept as long as nothing runs code of Python. The collector of
+// garbage would, where an object is made.
+class OthersStopped {
+public:
+  OthersStopped() : before_(PyGC_Disable()) {}
+  ~OthersStopped() {
+    if (before_)
+      PyGC_Enable();
+  }
+  OthersStopped(const OthersStopped &) = delete;
+  OthersStopped &operator=(const OthersStopped &) = delete;
+
+private:
+  int before_;
+};
+
+std::vector<std::pair<unsigned long, nb::object>> innermost_frames() {
+  const nb::dict frames =
+      nb::steal<nb::dict>(PyObject_CallNoArgs(PySys_GetObject("_current_frames")));
+  if (!frames.is_valid())
+    throw nb::python_error();
+  std::vector<std::pair<unsigned long, nb::object>> found;
+  for (const auto &[ident, innermost] : frames)
+    found.emplace_back(PyLong_AsUnsignedLong(ident.ptr()), nb::borrow(innermost));
+  return found;
+}
+
+#endif
+
+} // namespace
+
 std::vector<std::pair<unsigned long, std::vector<PythonFrame>>>
 thread_stacks(std::size_t deepest) {
-  struct NoCollection {
-    int before = PyGC_Disable();
-    ~NoCollection() {
-      if (before)
-        PyGC_Enable();
-    }
-  };
-  std::vector<nb::object> held; // released after collection is allowed again
+  std::vector<nb::object> held; // released after other threads may run again
   std::vector<std::pair<unsigned long, std::vector<std::pair<nb::object, int>>>> found;
   {
-    const NoCollection none;
-    const nb::dict frames =
-        nb::steal<nb::dict>(PyObject_CallNoArgs(PySys_GetObject("_current_frames")));
-    if (!frames.is_valid())
-      throw nb::python_error();
-    held.push_back(frames);
-    for (const auto &[ident, innermost] : frames) {
-      auto &stack = found.emplace_back(PyLong_AsUnsignedLong(ident.ptr()),
-                                       std::vector<std::pair<nb::object, int>>{}).second;
-      nb::object at = nb::borrow(innermost);
+    const OthersStopped stopped;
+    for (auto &[ident, innermost] : innermost_frames()) {
+      auto &stack =
+          found.emplace_back(ident, std::vector<std::pair<nb::object, int>>{}).second;
+      nb::object at = std::move(innermost);
       while (at.is_valid() && stack.size() < deepest) {
         auto *const frame = reinterpret_cast<PyFrameObject *>(at.ptr());
         stack.emplace_back(nb::steal(reinterpret_cast<PyObject *>(PyFrame_GetCode(frame))),

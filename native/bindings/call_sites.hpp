@@ -1,5 +1,5 @@
 // Where in Python a call was made, the frames above it as a number, and where all threads
-// are. Under the interpreter lock.
+// are. By threads that Python knows, with the interpreter lock if there is one.
 //
 // Call sites only if enabled. Their frames are stored as code object and offset, which is
 // cheap; names and lines are looked up when they are read.

@@ -4,8 +4,11 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
+#include <deque>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -17,6 +20,7 @@
 
 #include "bindings/plan_cache.hpp"
 #include "engine/comm.hpp"
+#include "unisono/interop/torch/hooks.hpp"
 
 namespace unisono {
 
@@ -44,11 +48,52 @@ private:
   std::vector<unsigned long> threads_;
 };
 
+// Asynchronous calls that other extension modules began, with the threads that began them.
+// Python keeps those that it began itself.
+class BegunCalls {
+public:
+  struct Begun {
+    std::shared_ptr<Task> op;
+    unsigned long thread;
+  };
+
+  // Forgets those that have ended.
+  void add(const std::shared_ptr<Task> &op) {
+    const std::lock_guard lock(mutex_);
+    while (!calls_.empty() && !calls_.front().op->pending_now())
+      calls_.pop_front();
+    if (calls_.size() >= limit_) { // a message may be awaited for long
+      std::erase_if(calls_, [](const Begun &call) { return !call.op->pending_now(); });
+      limit_ = 2 * calls_.size() + fewest;
+    }
+    if (!succeeded(*op))
+      calls_.push_back({op, PyThread_get_thread_ident()});
+  }
+  std::vector<Begun> unfinished() const {
+    const std::lock_guard lock(mutex_);
+    std::vector<Begun> found;
+    std::copy_if(calls_.begin(), calls_.end(), std::back_inserter(found),
+                 [](const Begun &call) { return !succeeded(*call.op); });
+    return found;
+  }
+
+private:
+  static bool succeeded(const Task &op) {
+    return op.state.load(std::memory_order_acquire) == Task::succeeded;
+  }
+
+  static constexpr std::size_t fewest = 64;
+  mutable std::mutex mutex_;
+  std::deque<Begun> calls_;
+  std::size_t limit_ = fewest;
+};
+
 struct Handle : Comm {
   using Comm::Comm;
   PlanCache plan_cache;
-  std::int64_t timeout = 0;
+  std::atomic<std::int64_t> timeout = 0; // of its calls, in ns; 0: none
   CallingThreads calling_threads;
+  BegunCalls begun_calls;
 };
 
 // What Python holds of a program and of a plan. Not these themselves: their last reference
@@ -75,12 +120,12 @@ private:
   bool wait_unlocked(std::int64_t timeout, bool helps);
 };
 
-// A blocking call of a plan, for other extension modules; with the interpreter lock. What it
-// returns is below, or -1 with an error set. After `planned_written` another rank may still
-// write to the buffers: they must never be released.
-enum : int { planned_general, planned_done, planned_failed, planned_written };
+// For other extension modules, as `WorkHooks` has them.
 int run_planned(PyObject *comm, PyObject *plan, const void *input, void *output,
                 std::int64_t timeout);
+PyObject *submit_planned(PyObject *comm, PyObject *plan, const void *input, void *output,
+                         std::int64_t timeout);
+PyObject *begin_message(PyObject *comm, const Message *message);
 
 using FailureTuple = std::tuple<int, std::uint32_t, std::uint32_t, std::uint64_t>;
 

@@ -64,19 +64,24 @@ PlanCache::Found PlanCache::find(int kind, nb::handle x, nb::handle out, nb::han
   Key key;
   if (!key_of(key, kind, x, out, op, root))
     return {};
-  const Entry &entry = entries_[slot(key)];
-  if (!(entry.key == key))
-    return {};
+  std::shared_ptr<const Plan> plan;
+  {
+    const nb::ft_lock_guard lock(mutex_);
+    const Entry &entry = entries_[slot(key)];
+    if (!(entry.key == key))
+      return {};
+    plan = entry.plan;
+  }
   const ArrayHead *a = array(x);
   if (out.is_none())
-    return {entry.plan, a->data, a->data};
+    return {std::move(plan), a->data, a->data};
   const ArrayHead *b = array(out);
-  const std::size_t bytes = entry.plan->itemsize;
+  const std::size_t bytes = plan->itemsize;
   const bool overlap = a->data < b->data + std::size_t(b->count()) * bytes &&
                        b->data < a->data + std::size_t(a->count()) * bytes;
   if (overlap)
     return {};
-  return {entry.plan, a->data, b->data};
+  return {std::move(plan), a->data, b->data};
 }
 
 void PlanCache::remember(int kind, nb::handle x, nb::handle out, nb::handle op,
@@ -84,10 +89,11 @@ void PlanCache::remember(int kind, nb::handle x, nb::handle out, nb::handle op,
   Key key;
   if (!key_of(key, kind, x, out, op, root))
     return;
-  entries_[slot(key)] = {key, std::move(plan),
-                         nb::borrow(reinterpret_cast<PyObject *>(
-                             const_cast<PyObject *>(key.descr))),
-                         nb::borrow(op), nb::borrow(root)};
+  Entry made{key, std::move(plan),
+             nb::borrow(reinterpret_cast<PyObject *>(const_cast<PyObject *>(key.descr))),
+             nb::borrow(op), nb::borrow(root)};
+  const nb::ft_lock_guard lock(mutex_);
+  std::swap(entries_[slot(key)], made); // what was there is released without the lock
 }
 
 } // namespace unisono

@@ -88,6 +88,7 @@ private:
   }
   static bool key_of(Key &key, int kind, nanobind::handle x, nanobind::handle out,
                      nanobind::handle op, nanobind::handle root);
+  mutable nanobind::ft_mutex mutex_; // nothing where the interpreter has a lock
   std::vector<Entry> entries_ = std::vector<Entry>(size);
 };
 

@@ -77,7 +77,7 @@ Kernel::~Kernel() {
 }
 
 DeviceComm::DeviceComm(Comm &comm, Device &device, std::size_t half,
-                       std::shared_ptr<Memory> board, const std::int64_t *timeout_ns)
+                       std::shared_ptr<Memory> board, const std::atomic<std::int64_t> *timeout_ns)
     : comm_(comm), timeout_ns_(timeout_ns), rank_(comm.rank()), world_ranks_(ranks_of(comm)),
       host_peers_(comm.engine().host_peers), device_(device), half_(half),
       peers_(device, comm.size() * sizeof(Peer)),
@@ -266,7 +266,7 @@ Launch DeviceComm::argument(const Arguments &a, bool captured) {
     is_captured_ = true;
     launch.begun = const_cast<std::uint64_t *>(&words->begun);
   }
-  const std::int64_t limit = a.timeout_ns < 0 ? *timeout_ns_ : a.timeout_ns;
+  const std::int64_t limit = a.timeout_ns < 0 ? timeout_ns_->load() : a.timeout_ns;
   launch.timeout_ns = limit > 0 ? std::uint64_t(limit) : ~std::uint64_t(0);
   return launch;
 }

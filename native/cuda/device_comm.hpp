@@ -33,9 +33,6 @@
 
 namespace unisono::cuda {
 
-// Marks the numbers of calls on a device in failures: they are counted apart.
-constexpr std::uint32_t device_call = 1u << 31;
-
 // A compiled kernel on a device. It is loaded completely when it is made, and not when it is
 // first launched, as CUDA does by default (CUDA_MODULE_LOADING=LAZY): to load a kernel the driver
 // may wait for those that run, which may wait for the one that is launched.
@@ -84,7 +81,7 @@ public:
   // The communicator behind it must exist until close() has returned.
   // `timeout_ns` is the time limit of its calls, which may change; 0: none.
   DeviceComm(Comm &comm, Device &device, std::size_t half, std::shared_ptr<Memory> board,
-             const std::int64_t *timeout_ns);
+             const std::atomic<std::int64_t> *timeout_ns);
   static std::size_t board_bytes(std::size_t n) { return n * sizeof(BoardRank); }
   DeviceComm(const DeviceComm &) = delete;
 
@@ -186,7 +183,7 @@ private:
   void look_for_freed_memory();
 
   Comm &comm_;
-  const std::int64_t *const timeout_ns_;
+  const std::atomic<std::int64_t> *const timeout_ns_;
   const std::size_t rank_;
   const std::vector<std::size_t> world_ranks_;
   const std::shared_ptr<HostPeers> host_peers_;

@@ -47,7 +47,8 @@ void DeviceComm::close() {
 }
 
 void DeviceComm::wait_for_readers() {
-  const auto limit = *timeout_ns_ > 0 ? std::chrono::nanoseconds(*timeout_ns_) : longest_wait;
+  const std::int64_t given = timeout_ns_->load();
+  const auto limit = given > 0 ? std::chrono::nanoseconds(given) : longest_wait;
   const auto begun = Clock::now();
   while (has_readers()) {
     const auto waited = Clock::now() - begun;

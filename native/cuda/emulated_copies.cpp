@@ -2,6 +2,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -14,6 +15,17 @@ namespace unisono::cuda::emulated {
 namespace {
 
 void *at_address(Address address) { return reinterpret_cast<void *>(address); }
+
+// A copy of one word, for which kernels may wait, is one store.
+void write(void *to, const void *from, std::size_t bytes) {
+  std::uint64_t word;
+  if (bytes != sizeof word || reinterpret_cast<std::uintptr_t>(to) % sizeof word != 0) {
+    std::memmove(to, from, bytes);
+    return;
+  }
+  std::memcpy(&word, from, sizeof word);
+  std::atomic_ref(*static_cast<std::uint64_t *>(to)).store(word, std::memory_order_release);
+}
 
 // A range that is looked up again when the work runs, because it may have been freed.
 struct Place {
@@ -32,7 +44,7 @@ Work copy_work(State &state, Place to, Place from) {
       if (!to.there(state) || !from.there(state))
         return illegal_address;
     }
-    std::memmove(at_address(to.address), at_address(from.address), to.bytes);
+    write(at_address(to.address), at_address(from.address), to.bytes);
     return success;
   };
 }
@@ -48,7 +60,7 @@ Work copy_of_bytes(State &state, Place to, Address from) {
       if (!to.there(state))
         return illegal_address;
     }
-    std::memcpy(at_address(to.address), bytes.data(), bytes.size());
+    write(at_address(to.address), bytes.data(), bytes.size());
     return success;
   };
 }

@@ -41,10 +41,10 @@ struct Movement {
 
 // What the threads of a block share.
 template <class Vector> struct BlockMemory {
-  RankWords *words[most_ranks]; // of all ranks, as their windows
-  unsigned char *windows[most_ranks];
-  const unsigned char *inputs[most_ranks]; // of all ranks, where exposed
-  unsigned char *outputs[most_ranks];
+  RankWords *words[most_ranks]; // of all ranks
+  // Of all ranks, by rows::Home: inputs and outputs, where they are exposed or this rank's, and
+  // windows.
+  unsigned char *buffers[3][most_ranks];
   // Of the action that runs, and of the next one: some threads prepare it when others still
   // move the data of this one.
   Movement movements[2];
@@ -170,32 +170,34 @@ private:
     UNISONO_NO_UNROLL
     for (std::int32_t q = from_warp(1); q < call_.n && !failed; q += target_.threads())
       failed = !sees_arrival(call, q, exposed);
-    if (target_.any(failed))
-      return false;
-    take_time(1);
-    std::uint32_t mode = flags; // of the flags, those that all ranks have
-    if ((flags & exposes_input) != 0 && target_.any((exposed & exposes_input) == 0))
-      mode &= ~std::uint32_t(exposes_input);
-    if ((flags & exposes_output) != 0 && target_.any((exposed & exposes_output) == 0))
-      mode &= ~std::uint32_t(exposes_output);
-    if (mode != flags) {
-      copy_program(mode);
+    // Usually one barrier tells that all ranks have arrived and expose the same.
+    if (target_.any(failed || exposed != flags)) {
+      if (target_.any(failed))
+        return false;
+      copy_program(common(flags, exposed));
       target_.sync();
     }
+    take_time(1);
     return true;
+  }
+
+  // Of the flags, those that all ranks have.
+  UNISONO_DEVICE std::uint32_t common(std::uint32_t flags, std::uint32_t exposed) {
+    if (target_.any((exposed & exposes_input) == 0))
+      flags &= ~std::uint32_t(exposes_input);
+    if (target_.any((exposed & exposes_output) == 0))
+      flags &= ~std::uint32_t(exposes_output);
+    return flags;
   }
 
   UNISONO_DEVICE void publish_arrival(U64 call) {
     shared_.call = call;
     Arrival &arrival = mine().arrivals[call & 1];
-    arrival.fingerprint = call_.fingerprint;
-    arrival.flags = call_.flags | U64(target_.blocks()) << flag_bits;
+    arrival.facts = {call_.fingerprint,
+                     call_.flags | U64(target_.blocks()) << flag_bits,
+                     {call_.segment[0], call_.segment[1]},
+                     {call_.offset[0], call_.offset[1]}};
     arrival.summary = call_.summary;
-    UNISONO_UNROLL
-    for (int i = 0; i < 2; ++i) {
-      arrival.segment[i] = call_.segment[i];
-      arrival.offset[i] = call_.offset[i];
-    }
     target_.store_release(&arrival.call, call);
     // Not before: the release would wait until the host's memory is written.
     if (call_.begun != nullptr && target_.block() == 0)
@@ -206,30 +208,33 @@ private:
   UNISONO_DEVICE bool sees_arrival(U64 call, std::int32_t rank, std::uint32_t &exposed) {
     const Peer peer = call_.peers[rank];
     shared_.words[rank] = peer.words;
-    shared_.windows[rank] = peer.windows;
+    shared_.buffers[rows::window][rank] = peer.windows;
     const Arrival &arrival = peer.words->blocks[target_.block()].arrivals[call & 1];
     if (!poll(&arrival.call, call, rank))
       return false;
-    if (arrival.fingerprint != call_.fingerprint ||
-        arrival.flags >> flag_bits != U64(target_.blocks())) {
+    const CallFacts facts = arrival.facts; // all of it is on its way at the same time
+    if (facts.fingerprint != call_.fingerprint ||
+        facts.flags >> flag_bits != U64(target_.blocks())) {
       fail(Why::mismatch, rank, &arrival.summary);
       return false;
     }
-    exposed &= std::uint32_t(arrival.flags);
-    shared_.inputs[rank] = segment_buffer(peer, arrival, 0);
-    shared_.outputs[rank] = segment_buffer(peer, arrival, 1);
+    exposed &= std::uint32_t(facts.flags);
+    const bool own = rank == call_.rank;
+    shared_.buffers[rows::input][rank] =
+        own ? const_cast<unsigned char *>(call_.input) : segment_buffer(peer, facts, 0);
+    shared_.buffers[rows::output][rank] = own ? call_.output : segment_buffer(peer, facts, 1);
     return true;
   }
 
   // Where a buffer that another rank exposes is mapped here.
   UNISONO_DEVICE static unsigned char *segment_buffer(const Peer &peer,
-                                                      const Arrival &arrival, int which) {
+                                                      const CallFacts &facts, int which) {
     const U64 flag = which == 0 ? exposes_input : exposes_output;
-    if ((arrival.flags & flag) == 0)
+    if ((facts.flags & flag) == 0)
       return nullptr;
-    if (arrival.segment[which] == 0) // of a rank of this process: its address
-      return reinterpret_cast<unsigned char *>(arrival.offset[which]);
-    return peer.segments[arrival.segment[which]] + arrival.offset[which];
+    if (facts.segment[which] == 0) // of a rank of this process: its address
+      return reinterpret_cast<unsigned char *>(facts.offset[which]);
+    return peer.segments[facts.segment[which]] + facts.offset[which];
   }
 
   // Actions take turns: what this one shares with the threads is not what the last one does,
@@ -341,9 +346,8 @@ private:
     return (shared_.first_generation + U64(piece)) << progress_action_bits | actions;
   }
 
-  // Where this piece of a chunk begins, in all that an action reads and writes: its sources;
-  // its place in the window, if it has one; its place in the output, if it has one; and the
-  // outputs of those it delivers to. The barrier of the wait comes before they are used.
+  // Where this piece of a chunk begins, in all places that an action reads and writes. The
+  // barrier of the wait comes before they are used.
   UNISONO_DEVICE void prepare(const ProgramTables &program, const Action &action,
                               std::int32_t number, std::int32_t piece, std::uint32_t turn) {
     Movement &movement = shared_.movements[turn & 1];
@@ -351,58 +355,29 @@ private:
       cut(program, action, number, piece, movement);
       shared_.misaligned[(turn + 2) & 3] = 0;
     }
-    const Source *source = rows<Source>(program, program.sources) + action.first_source;
-    const std::int32_t sources = action.end_source - action.first_source;
-    const std::int32_t total = sources + num_destinations(action);
-    const std::int64_t in_chunk = piece * program.piece;
+    const Place *places = rows<Place>(program, program.places) + action.first_place;
+    const std::int32_t sources = action.num_sources;
     UNISONO_NO_UNROLL
-    for (std::int32_t i = from_warp(2); i < total; i += target_.threads()) {
-      const unsigned char *address;
-      if (i < sources) {
-        address = source_address(source[i], in_chunk, piece);
+    for (std::int32_t i = from_warp(2); i < sources + action.num_destinations;
+         i += target_.threads()) {
+      unsigned char *address = address_of(places[i], program.piece, piece);
+      if (i < sources)
         movement.sources[i] = address;
-      } else {
-        unsigned char *made = destination(program, action, i - sources, in_chunk, piece);
-        movement.destinations[i - sources] = made;
-        address = made;
-      }
+      else
+        movement.destinations[i - sources] = address;
       if (const auto bits = reinterpret_cast<U64>(address) & 15; bits != 0)
         target_.or_in_block(&shared_.misaligned[turn & 3], std::uint32_t(bits));
     }
   }
 
-  UNISONO_DEVICE static std::int32_t num_destinations(const Action &action) {
-    return (action.window_at >= 0) + (action.output_at >= 0) + action.end_delivery -
-           action.first_delivery;
-  }
-
-  UNISONO_DEVICE unsigned char *destination(const ProgramTables &program,
-                                            const Action &action, std::int32_t which,
-                                            std::int64_t in_chunk, std::int32_t piece) {
-    if (action.window_at >= 0 && which-- == 0)
-      return window(call_.rank, action.window_at, piece);
-    if (action.output_at >= 0 && which-- == 0)
-      return call_.output + bytes(action.output_at + in_chunk);
-    const std::int32_t rank =
-        rows<std::int32_t>(program, program.deliveries)[action.first_delivery + which];
-    return shared_.outputs[rank] + bytes(action.delivered_at + in_chunk);
-  }
-
-  UNISONO_DEVICE const unsigned char *source_address(const Source &source,
-                                                     std::int64_t in_chunk,
-                                                     std::int32_t piece) {
-    if (source.home == rows::window)
-      return window(source.rank, source.at, piece);
-    const bool own = source.rank == call_.rank;
-    if (source.home == rows::input)
-      return (own ? call_.input : shared_.inputs[source.rank]) + bytes(source.at + in_chunk);
-    return (own ? call_.output : shared_.outputs[source.rank]) + bytes(source.at + in_chunk);
-  }
-
-  UNISONO_DEVICE unsigned char *window(std::int32_t rank, std::int64_t at,
-                                       std::int32_t piece) {
-    const U64 half = (shared_.first_generation + U64(piece)) & 1;
-    return shared_.windows[rank] + std::int64_t(half) * call_.half + bytes(at);
+  // Of a piece, of so many elements each. Windows have two halves, which pieces use in turn.
+  UNISONO_DEVICE unsigned char *address_of(const Place &place, std::int64_t elements,
+                                           std::int32_t piece) const {
+    const bool in_window = place.home == rows::window;
+    const bool is_odd = ((shared_.first_generation + U64(piece)) & 1) != 0;
+    return shared_.buffers[place.home][place.rank < 0 ? call_.rank : place.rank] +
+           bytes(in_window ? place.at : place.at + piece * elements) +
+           (in_window && is_odd ? call_.half : 0);
   }
 
   // Tiles are cut alike on all ranks, and in a piece that is not full as in a full one: a half
@@ -410,8 +385,8 @@ private:
   UNISONO_DEVICE void cut(const ProgramTables &program, const Action &action,
                           std::int32_t number, std::int32_t piece, Movement &movement) {
     const std::int64_t left = action.size - piece * program.piece;
-    movement.num_sources = action.end_source - action.first_source;
-    movement.num_destinations = num_destinations(action);
+    movement.num_sources = action.num_sources;
+    movement.num_destinations = action.num_destinations;
     movement.bytes = bytes(left < program.piece ? left : program.piece);
     movement.tile = bytes(program.tile);
     cut_small(movement);

@@ -30,13 +30,18 @@ struct Summary {
   std::uint8_t collective, dtype, op, unused;
 };
 
-// Published by a block when it begins a call. Double-buffered by the parity of the call: a
-// rank publishes call k + 2 only after it has seen that all have read those of call k.
-struct Arrival {
-  U64 call;        // written last, with release
+// What all other ranks read of a call; aligned so that a few loads bring it.
+struct alignas(16) CallFacts {
   U64 fingerprint; // of everything on which the ranks must agree
   U64 flags;
   U64 segment[2], offset[2]; // of the input and of the output, where they are exposed
+};
+
+// Published by a block when it begins a call. Double-buffered by the parity of the call: a
+// rank publishes call k + 2 only after it has seen that all have read those of call k.
+struct Arrival {
+  CallFacts facts;
+  U64 call; // written last, with release
   Summary summary;
 };
 
@@ -63,18 +68,18 @@ struct Peer {
   unsigned char *const *segments; // where its shared buffers are mapped, by their numbers
 };
 
-// A source or an action of a program, as the host has prepared it for devices: what the rows
-// of the engine name by indices is looked up. Places are counted in elements.
-struct Source {
+// A place that an action reads or writes, or an action of a program, as the host has prepared
+// them for devices: what the rows of the engine name by indices is looked up. Places are
+// counted in elements.
+struct Place {
   std::int64_t at; // in the buffer, or in half a window
-  std::int32_t home, rank;
+  std::int32_t home; // rows::input, rows::output or rows::window
+  std::int32_t rank; // whose; -1: of the rank that runs the program
 };
 struct Action {
-  std::int64_t size;                  // of its chunk
-  std::int64_t window_at, output_at; // where it is written; -1: not there
-  std::int64_t delivered_at;         // in the outputs of those it delivers to
-  std::int32_t first_source, end_source, first_wait, end_wait;
-  std::int32_t first_delivery, end_delivery;
+  std::int64_t size; // of its chunk
+  std::int32_t first_place, num_sources, num_destinations; // the sources come first
+  std::int32_t first_wait, end_wait;
   std::int32_t completes, is_awaited; // whether another rank waits for it
 };
 
@@ -82,9 +87,9 @@ struct Action {
 struct ProgramTables {
   const unsigned char *tables;
   std::uint32_t bytes; // of all tables, in whole vectors of 16 bytes
-  // Where they begin: sources (16 bytes each), waits, exits, deliveries, readers. The
-  // actions are at the beginning.
-  std::uint32_t sources, waits, exits, deliveries, readers;
+  // Where they begin: places (16 bytes each), waits, exits, readers. The actions are at the
+  // beginning.
+  std::uint32_t places, waits, exits, readers;
   std::int32_t num_actions, num_exits, num_readers;
   std::int64_t piece, pieces; // elements of a chunk that are processed at a time
   std::int64_t tile;          // elements; blocks take the tiles of a piece in turn

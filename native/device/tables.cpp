@@ -14,33 +14,52 @@ constexpr std::size_t grain = 16;
 // blocks work side by side, which memory likes better than far apart.
 constexpr std::int64_t tile_bytes = 64 << 10;
 
-// The sources of a program, with the places that their indices mean.
-std::vector<Source> sources_of(const Plan &plan, const Program &program, std::int64_t piece) {
-  std::vector<Source> made;
-  for (const Program::Source &source : program.sources) {
-    const auto index = std::size_t(source.index);
-    const std::int64_t at = source.home == rows::window  ? source.index * piece
-                            : source.home == rows::input ? plan.input_at[index]
-                                                         : plan.output_at[index];
-    made.push_back({at, source.home, source.rank});
-  }
-  return made;
+// The actions of a program, and the places that they read and write.
+struct Rows {
+  std::vector<Action> actions;
+  std::vector<Place> places;
+};
+
+std::int64_t window_at(std::int32_t index, std::int64_t piece) { return index * piece; }
+
+Place source_of(const Plan &plan, const Program::Source &source, std::int64_t piece) {
+  const auto index = std::size_t(source.index);
+  const std::int64_t at = source.home == rows::window  ? window_at(source.index, piece)
+                          : source.home == rows::input ? plan.input_at[index]
+                                                       : plan.output_at[index];
+  return {at, source.home, source.rank};
 }
 
-std::vector<Action> actions_of(const Plan &plan, const Program &program, std::int64_t piece) {
-  std::vector<Action> made;
+void add_action(Rows &made, const Plan &plan, const Program &program,
+                const Program::Action &action, std::int64_t piece) {
+  constexpr std::int32_t own = -1;
+  std::vector<Place> &places = made.places;
+  const auto size = [&places] { return std::int32_t(places.size()); };
+  const std::int32_t first = size();
+  for (auto i = action.first_source; i < action.end_source; ++i)
+    places.push_back(source_of(plan, program.sources[std::size_t(i)], piece));
+  const std::int32_t end_source = size();
+  if (action.window >= 0)
+    places.push_back({window_at(action.window, piece), rows::window, own});
+  if (action.output >= 0)
+    places.push_back({plan.output_at[std::size_t(action.output)], rows::output, own});
+  const auto chunk = std::size_t(action.chunk);
+  for (auto i = action.first_delivery; i < action.end_delivery; ++i)
+    places.push_back(
+        {plan.output_at[chunk], rows::output, program.deliveries[std::size_t(i)]});
+  made.actions.push_back({plan.size[chunk], first, end_source - first, size() - end_source,
+                          action.first_wait, action.end_wait, action.completes,
+                          action.is_awaited});
+}
+
+Rows rows_of(const Plan &plan, const Program &program, std::int64_t piece) {
+  Rows made;
   for (const Program::Action &action : program.actions) {
     if (action.end_source - action.first_source > most_ranks ||
         action.end_delivery - action.first_delivery > most_ranks)
       throw std::invalid_argument("an action has more sources or deliveries than a device "
                                   "can hold: choose another algorithm");
-    const auto chunk = std::size_t(action.chunk);
-    made.push_back({plan.size[chunk], action.window < 0 ? -1 : action.window * piece,
-                    action.output < 0 ? -1 : plan.output_at[std::size_t(action.output)],
-                    action.end_delivery > action.first_delivery ? plan.output_at[chunk] : 0,
-                    action.first_source, action.end_source, action.first_wait,
-                    action.end_wait, action.first_delivery, action.end_delivery,
-                    action.completes, action.is_awaited});
+    add_action(made, plan, program, action, piece);
   }
   return made;
 }
@@ -66,12 +85,12 @@ void PackedPlan::add(std::size_t mode) {
   const Program &program = *plan_->programs[mode];
   const std::int64_t piece = plan_->piece[mode];
   ProgramTables &made = programs_[mode];
-  const std::uint32_t first = add(actions_of(*plan_, program, piece));
+  const Rows rows = rows_of(*plan_, program, piece);
+  const std::uint32_t first = add(rows.actions);
   made.tables = reinterpret_cast<const unsigned char *>(std::uintptr_t(first));
-  made.sources = add(sources_of(*plan_, program, piece)) - first;
+  made.places = add(rows.places) - first;
   made.waits = add(program.waits) - first;
   made.exits = add(program.exits) - first;
-  made.deliveries = add(program.deliveries) - first;
   made.readers = add(program.readers) - first;
   made.bytes = std::uint32_t(bytes_.size()) - first;
   made.num_actions = std::int32_t(program.actions.size());

@@ -39,7 +39,7 @@ Status Collective::advance() {
   // that have done their part may have failed in a later call.
   std::atomic_thread_fence(std::memory_order_acquire);
   if (const Failure broken = comm_.failure();
-      broken.kind != FailureKind::none && comm_.zero_copy().given_up(seq)) {
+      broken.ends(seq) && comm_.zero_copy().given_up(seq)) {
     failure = broken;
     return Status::failed;
   }
@@ -56,7 +56,7 @@ Status Collective::run_phases() {
     begin();
     // Nothing of this call may be sent when an earlier call has failed: ranks that do not
     // know of the failure are still in that call, and would report a mismatch.
-    if (const Failure broken = comm_.failure(); broken.kind != FailureKind::none) {
+    if (const Failure broken = comm_.failure(); broken.ends(seq)) {
       failure = broken;
       return Status::failed;
     }
@@ -218,8 +218,9 @@ Status Collective::fail_unreachable() {
     unreachable_since_ = now;
   if (now - unreachable_since_ < death_notice_grace)
     return Status::blocked;
-  const FailureKind kind = comm_.is_remote(unreachable_) ? FailureKind::connection_lost
-                                                         : FailureKind::unreachable;
+  const FailureKind kind = !comm_.is_remote(unreachable_)  ? FailureKind::unreachable
+                           : comm_.has_left(unreachable_) ? FailureKind::closed
+                                                          : FailureKind::connection_lost;
   failure = comm_.abort({kind, std::uint32_t(unreachable_),
                            std::uint32_t(comm_.rank()), std::uint32_t(seq)});
   return Status::failed;

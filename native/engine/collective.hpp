@@ -28,6 +28,7 @@ public:
   Status advance() override;
   bool depends_on(std::size_t rank) const override; // collective_wait.cpp
   std::vector<Need> needs() const override;          // collective_wait.cpp
+  bool expects_data_of(std::size_t rank) const override;
   bool poll_fds(std::vector<pollfd> &into) const override; // collective_streams.cpp
   void release_buffers() override;                         // collective_in_place.cpp
   void recall() override;                                  // collective_shares.cpp

@@ -97,7 +97,7 @@ std::size_t Collective::run_action(const Program::Action &action) {
 }
 
 std::size_t Collective::copy(const Movement &m) {
-  const ZeroCopy::WriteGuard touch(comm_.zero_copy(), m.delivers);
+  const ZeroCopy::WriteGuard touch(comm_.zero_copy(), seq, m.delivers);
   if (!touch.allowed())
     return first_destination(m);
   // What is forwarded to other ranks is copied in blocks, while they are in the cache.
@@ -135,7 +135,7 @@ std::size_t Collective::reduce(const Movement &m) {
 }
 
 std::size_t Collective::reduce_in_blocks(const Movement &m) {
-  const ZeroCopy::WriteGuard touch(comm_.zero_copy(), m.delivers);
+  const ZeroCopy::WriteGuard touch(comm_.zero_copy(), seq, m.delivers);
   if (!touch.allowed())
     return first_destination(m);
   const std::size_t block_bytes =
@@ -183,7 +183,7 @@ std::size_t Collective::deliver(const Movement &m, std::size_t at, const std::by
     const auto rank = std::size_t(program_->deliveries[std::size_t(d)]);
     failpoint("deliver");
     const PeerAddress to = outputs_[rank] + (std::size_t(begins) * plan_->itemsize + at);
-    if (comm_.failure().kind != FailureKind::none || !copy_to_peer(to, from, bytes))
+    if (comm_.failure().ends(seq) || !copy_to_peer(to, from, bytes))
       return rank;
   }
   return no_rank;

@@ -205,7 +205,7 @@ Status Collective::receive_in_shares(const Movement &m) {
 // False if a stream is not open yet.
 bool Collective::post_receive_shares(const Movement &m) {
   const auto *source = &program_->sources[std::size_t(m.action.first_source)];
-  std::size_t lanes = 0; // of each stream, or 1 if they differ
+  std::size_t lanes = 0; // of each stream, or 1 if they differ or do not take turns
   for (std::size_t s = 0; s < m.sources; ++s) {
     if (source[s].home != Program::stream)
       continue;
@@ -215,7 +215,8 @@ bool Collective::post_receive_shares(const Movement &m) {
       begin_wait(awaited_sender_);
       return false;
     }
-    lanes = lanes == 0 || lanes == stream.num_lanes() ? stream.num_lanes() : 1;
+    const std::size_t own = stream.takes_free_lane() ? 1 : stream.num_lanes();
+    lanes = lanes == 0 || lanes == own ? own : 1;
   }
   const std::size_t frames = (m.bytes + frame_bytes - 1) / frame_bytes;
   const std::size_t count = std::min(lanes, frames);
@@ -294,7 +295,8 @@ bool Collective::read_first_frame(const ReceiveShare &share) {
 
 bool Collective::sends_in_shares(const SendStream &stream, std::size_t bytes) const {
   return threads_ != nullptr && threads_->count() > threads_->receivers() &&
-         bytes >= threads_->least_bytes() && stream.num_lanes() > 1;
+         bytes >= threads_->least_bytes() && stream.num_lanes() > 1 &&
+         !stream.takes_free_lane();
 }
 
 // Whether any message is being sent in shares.

@@ -65,7 +65,8 @@ void Collective::send_messages(std::size_t c) {
       post_send_shares(c, part);
       continue;
     }
-    const std::size_t some = std::min(most, part.bytes);
+    // A frame may be sent in parts, each by another lane; none crosses its end.
+    std::size_t some = std::min(most - cursor.at % most, part.bytes);
     const std::uint64_t ordinal =
         std::uint64_t(cursor.piece) * outgoing.messages.size() + cursor.message;
     if (!send_stream.offer(part.frame_id, part.note, part.from, some, ordinal))
@@ -109,10 +110,15 @@ bool Collective::has_sent(std::size_t rank, std::uint64_t pieces,
 
 // Whether messages to or from a rank on another host are outstanding.
 bool Collective::has_stream_traffic(std::size_t rank) const {
-  const auto pieces = std::uint64_t(plan_->pieces[exposed_]);
-  const std::uint64_t due =
-      program_->incoming.empty() ? 0 : std::uint64_t(program_->incoming[rank]) * pieces;
-  return !has_sent(rank, pieces, 0) || (due > 0 && received_[rank] < due);
+  return !has_sent(rank, std::uint64_t(plan_->pieces[exposed_]), 0) || expects_data_of(rank);
+}
+
+bool Collective::expects_data_of(std::size_t rank) const {
+  if (phase_ == Phase::begin)
+    return true;
+  return !program_->incoming.empty() &&
+         received_[rank] < std::uint64_t(program_->incoming[rank]) *
+                               std::uint64_t(plan_->pieces[exposed_]);
 }
 
 bool Collective::receives(const Program::Action &action) const {
@@ -130,7 +136,7 @@ Status Collective::receive(const Program::Action &action) {
   const Movement m = movement(action);
   if (receives_in_shares(m))
     return receive_in_shares(m);
-  const ZeroCopy::WriteGuard touch(comm_.zero_copy(), m.delivers);
+  const ZeroCopy::WriteGuard touch(comm_.zero_copy(), seq, m.delivers);
   if (!touch.allowed()) {
     unreachable_ = first_destination(m);
     return Status::blocked;
@@ -231,8 +237,9 @@ Status Collective::receive_failed(std::size_t rank, Io why) {
                      std::uint32_t(std::min(seq, comm_.receive_stream(rank).note().seq))});
     return Status::failed;
   case Io::closed: // it may have closed because of another rank's failure
-    if (const std::uint64_t word = comm_.receive_stream(rank).failure(); word != 0) {
-      failure = comm_.abort(comm_.validated(Failure::of(word), rank));
+    if (const Failure theirs = Failure::of(comm_.receive_stream(rank).failure());
+        theirs.ends(seq)) {
+      failure = comm_.abort(comm_.validated(theirs, rank));
       return Status::failed;
     }
     return fails(FailureKind::closed);

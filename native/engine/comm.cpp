@@ -65,53 +65,77 @@ void Comm::close() {
   engine_.progress->remove(this);
   if (host_peers().forked())
     return;
+  close_queue();
   channels_.close();
+  // Only now: before that, a rank that waits for this one would take a call for lost that
+  // another thread is about to complete.
   layout_.block(rank_).closed.store(1, std::memory_order_release);
   wake_sleepers(layout_, size());
-  const Failure left{FailureKind::closed, std::uint32_t(rank_), std::uint32_t(rank_), 0};
-  if (queued_.load(std::memory_order_acquire) != 0) {
-    abort(left);
-    recall_queue();
-  }
-  std::scoped_lock lock(transferring_, mutex_);
-  if (!queue_.empty()) {
-    abort(left);
-    zero_copy_.give_up(queue_.front()->seq);
-  }
-  const auto end = [&](auto &tasks) {
-    for (auto &op : tasks) {
-      op->failure = left;
-      op->finish(Task::broken);
-    }
-    tasks.clear();
-  };
-  end(queue_);
-  end(transfers_);
-  for (auto &send_stream : send_streams_)
-    if (send_stream)
-      send_stream->send_close(layout_.control().abort.load(std::memory_order_acquire));
+  end_streams();
   if (!remote_.empty() && engine_.lifeline)
     announce_closing();
   wake_waiters();
 }
 
-// Another thread may be advancing the queue: it sees that this is closed, and recalls what
-// it has handed out. It could be this very thread, in a signal handler: then it continues
-// after this.
-void Comm::recall_queue() {
-  for (const std::int64_t until = now_ns() + 1'000'000'000; now_ns() < until;) {
-    if (!claim()) {
-      ::sched_yield();
-      continue;
-    }
-    {
-      std::lock_guard lock(mutex_);
-      for (auto &op : queue_)
-        op->recall();
-    }
-    release();
+// Where another thread does not stop using the streams, only the wires end.
+void Comm::end_streams() {
+  if (send_streams_.empty())
     return;
+  const bool claimed = claim_to_close();
+  for (auto &send_stream : send_streams_)
+    if (send_stream && claimed)
+      send_stream->send_close(layout_.control().abort.load(std::memory_order_acquire));
+    else if (send_stream)
+      send_stream->finish_sending();
+  if (claimed)
+    release();
+}
+
+// Ends all queued work. The collectives fail on all ranks from the first that this rank has
+// not completed; ranks that are still in an earlier call go on.
+void Comm::close_queue() {
+  {
+    std::lock_guard lock(mutex_);
+    queue_closed_ = true; // nothing is queued from now on
   }
+  const bool claimed = queued_.load(std::memory_order_acquire) != 0 && claim_to_close();
+  {
+    std::scoped_lock lock(transferring_, mutex_);
+    Failure left{FailureKind::closed, std::uint32_t(rank_), std::uint32_t(rank_), 0};
+    if (!queue_.empty()) {
+      const std::uint64_t first = queue_.front()->seq; // 0: it has not begun
+      left.seq = std::uint32_t(first != 0 ? first : seq.load() + claimed);
+      abort(left);
+      if (claimed)
+        for (auto &op : queue_)
+          op->recall();
+      zero_copy_.give_up(first);
+    }
+    for (auto &op : queue_) {
+      op->failure = left;
+      op->finish(Task::broken);
+    }
+    queue_.clear();
+    for (auto &op : transfers_) {
+      op->failure = left;
+      complete(*op, Status::failed); // nothing is received into its buffer any more
+    }
+    transfers_.clear();
+  }
+  if (claimed)
+    release();
+}
+
+// Another thread may be advancing the queue: it sees that this is closed, and ends its call.
+// It could be this very thread, in a signal handler: then it continues after this.
+bool Comm::claim_to_close() {
+  wake_waiters();
+  for (const std::int64_t until = now_ns() + 1'000'000'000; now_ns() < until;) {
+    if (claim())
+      return true;
+    ::sched_yield();
+  }
+  return false;
 }
 
 void Comm::record(Task &op, const Note &note, std::int64_t now) {

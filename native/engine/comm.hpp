@@ -85,9 +85,11 @@ public:
                            void *output, std::int64_t timeout);
   void end_inline();
 
-  // Queued work: comm_queue.cpp.
+  // Queued work: comm_queue.cpp. If it is `brief` and the queue was empty, the caller's
+  // thread attempts it once.
   std::shared_ptr<Task> submit(std::shared_ptr<const Plan> plan, const void *input,
-                             void *output, std::int64_t timeout, std::uint32_t site = 0);
+                             void *output, std::int64_t timeout, std::uint32_t site = 0,
+                             bool brief = false);
   std::shared_ptr<Task> submit(std::shared_ptr<Transfer> transfer);
   void cancel(const std::shared_ptr<Task> &op);
   // Advances queued work; whether anything moved, and whether anything is left.
@@ -103,7 +105,10 @@ public:
   Failure failure() const {
     return Failure::of(layout_.control().abort.load(std::memory_order_acquire));
   }
-  // Aborts the communicator for all ranks; the first failure is kept and returned.
+  // Whether a failure ends the next call that this rank begins.
+  bool ends_next_call() const { return failure().ends(seq.load() + 1); }
+  // Aborts the communicator for all ranks. The failure that is kept is returned: the first, or
+  // this one if the first is that of a rank that closed in a later call.
   Failure abort(Failure failure);
   // The same for a mismatch whose two calls the caller knows: that of the rank that caused it
   // and this rank's. Their notes must have the number of the call in the failure.
@@ -162,6 +167,8 @@ private:
   std::size_t longest_unchanged(const std::vector<std::size_t> &circle) const;
   void publish_mismatch(const Failure &failure);
   Failure set_failure(Failure failure);
+  // Whether `failure` was stored; `found` is the word that stands now.
+  bool store_failure(const Failure &failure, std::uint64_t &found);
   void announce_closing();
   void announce_own_call(const Failure &failure);
   void announce_wait(Task &op, std::int64_t waited);
@@ -173,7 +180,7 @@ private:
     return busy_.compare_exchange_strong(idle, true, std::memory_order_acquire);
   }
   void release() { busy_.store(false, std::memory_order_release); }
-  bool advance_queue(bool *left);
+  bool advance_queue(bool *left, const Task *only = nullptr);
   bool advance_transfers(bool *left);
   Status attempt(Task &op);
   std::shared_ptr<Task> next();
@@ -181,7 +188,10 @@ private:
   void trace_call(const Task &op);
   Status step(Task &op);
   void wake_waiters();
-  void recall_queue();
+  void close_queue();
+  void end_streams();
+  Failure closed_failure() const;
+  bool claim_to_close();
   void make_streams();
   void warn(const Task &op, std::int64_t waited) const;
 
@@ -204,6 +214,7 @@ private:
   std::mutex mutex_;
   std::deque<std::shared_ptr<Task>> queue_;
   std::vector<std::shared_ptr<Task>> transfers_;
+  bool queue_closed_ = false; // under `mutex_`; after `closed_`
   std::atomic<bool> closed_ = false;
   Channels channels_;
 };

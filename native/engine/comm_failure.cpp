@@ -98,7 +98,7 @@ void Comm::publish_mismatch(const Failure &failure) {
 
 Failure Comm::abort(Failure failure) {
   if (failure.kind == FailureKind::mismatch && failure.reporter == rank_ &&
-      this->failure().kind == FailureKind::none)
+      !this->failure().ends(failure.seq))
     publish_mismatch(failure);
   return set_failure(failure);
 }
@@ -117,14 +117,22 @@ void Comm::describe_differing(const Note &mine) {
     put(published, mine);
 }
 
-Failure Comm::set_failure(Failure failure) {
-  std::uint64_t found = 0;
+// Stores a failure, unless there is one that ends its call. A rank in an earlier call than the
+// one that stands ends does not see that: so a failure of its call replaces it.
+bool Comm::store_failure(const Failure &failure, std::uint64_t &found) {
   Word &abort = layout_.control().abort;
-  if (abort.compare_exchange_strong(found, failure.word(), std::memory_order_acq_rel)) {
-    found = failure.word();
-    if (!remote_.empty() && engine_.lifeline)
-      (void)engine_.lifeline->announce_failure(shared_id_, found);
-  }
+  for (found = 0; !Failure::of(found).ends(failure.seq);)
+    if (abort.compare_exchange_strong(found, failure.word(), std::memory_order_acq_rel)) {
+      found = failure.word();
+      return true;
+    }
+  return false;
+}
+
+Failure Comm::set_failure(Failure failure) {
+  std::uint64_t found;
+  if (store_failure(failure, found) && !remote_.empty() && engine_.lifeline)
+    (void)engine_.lifeline->announce_failure(shared_id_, found);
   wake_sleepers(layout_, size());
   return Failure::of(found);
 }
@@ -142,8 +150,8 @@ void Comm::handle_event(const Event &event) {
     break;
   case Event::Kind::failure: {
     const Failure failure = validated(Failure::of(event.word), rank);
-    layout_.control().abort.compare_exchange_strong(none, failure.word(),
-                                                    std::memory_order_acq_rel);
+    std::uint64_t found;
+    store_failure(failure, found);
     announce_own_call(failure);
     break;
   }
@@ -212,12 +220,14 @@ bool Comm::has_closed(std::size_t rank, const Task &op) const {
       layout_.block(rank).closed.load(std::memory_order_acquire);
   if (closed_at == 0 || !is_remote(rank))
     return closed_at != 0;
-  return !(op.aborts_comm && receive_streams_[rank]->open()) &&
+  return !(op.expects_data_of(rank) && receive_streams_[rank]->open()) &&
          now_ns() - std::int64_t(closed_at) > attach_grace;
 }
 
 Failure Comm::find_failure(Task &op) {
-  if (const Failure broken = failure(); broken.kind != FailureKind::none)
+  // Messages have no place in the order of calls: every failure ends them.
+  if (const Failure broken = failure();
+      op.aborts_comm ? broken.ends(op.seq) : broken.kind != FailureKind::none)
     return broken;
   const auto seq32 = std::uint32_t(op.seq);
   const auto me = std::uint32_t(rank_);
@@ -358,8 +368,9 @@ std::size_t Comm::longest_unchanged(const std::vector<std::size_t> &circle) cons
 
 std::vector<std::size_t> Comm::blocking_ranks(const Task &op) const {
   std::vector<std::size_t> found;
-  const std::int64_t now = now_ns();
-  const std::int64_t since = op.waiting_since ? now - (now - op.waiting_since) / 2 : 0;
+  // Of a message only what does not change is read: any thread may ask for it.
+  const std::int64_t now = now_ns(), began = op.aborts_comm ? op.waiting_since : 0;
+  const std::int64_t since = began ? now - (now - began) / 2 : 0;
   for (const Need &need : op.needs()) {
     const std::size_t q = op.aborts_comm ? follow_waits(need.rank, since) : need.rank;
     if (std::find(found.begin(), found.end(), q) == found.end())

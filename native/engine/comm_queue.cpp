@@ -11,30 +11,56 @@
 namespace unisono {
 
 std::shared_ptr<Task> Comm::submit(std::shared_ptr<const Plan> plan, const void *input,
-                                 void *output, std::int64_t timeout, std::uint32_t site) {
+                                 void *output, std::int64_t timeout, std::uint32_t site,
+                                 bool brief) {
   auto op = std::make_shared<Collective>(*this);
   op->queued = true;
   op->prepare(plan, input, output);
   op->timeout = timeout;
   record(*op, plan->note, now_ns());
   op->record->site = site; // before it is visible to other threads
+  bool first = false, refused = false;
   {
     std::lock_guard lock(mutex_);
-    queue_.push_back(op);
-    queued_.fetch_add(1, std::memory_order_release);
+    if (!(refused = queue_closed_)) {
+      queue_.push_back(op);
+      first = queued_.fetch_add(1, std::memory_order_release) == 0;
+    }
   }
-  engine_.progress->wake();
+  if (refused) {
+    op->failure = closed_failure();
+    op->finish(Task::broken);
+    return op;
+  }
+  bool left = !(brief && first);
+  if (!left)
+    advance_queue(&left, op.get());
+  if (left)
+    engine_.progress->wake();
   return op;
 }
 
 std::shared_ptr<Task> Comm::submit(std::shared_ptr<Transfer> transfer) {
   transfer->queued = true;
+  bool refused = false;
   {
     std::lock_guard lock(mutex_);
-    transfers_.push_back(transfer);
+    if (!(refused = queue_closed_))
+      transfers_.push_back(transfer);
   }
-  engine_.progress->wake();
+  if (!refused) {
+    engine_.progress->wake();
+  } else { // unless another thread has received it meanwhile
+    transfer->failure = closed_failure();
+    complete(*transfer, Status::failed);
+  }
   return transfer;
+}
+
+// Of a call that was begun while another thread closed this: nobody would advance it.
+Failure Comm::closed_failure() const {
+  return {FailureKind::closed, std::uint32_t(rank_), std::uint32_t(rank_),
+          std::uint32_t(seq.load() + 1)};
 }
 
 // Removes queued work without a waiter: its buffers may be released.
@@ -68,7 +94,8 @@ Status Comm::attempt(Task &op) {
   return status == Status::blocked ? check_blocked(op) : status;
 }
 
-bool Comm::advance_queue(bool *left) {
+// Only `only`, if that is not null.
+bool Comm::advance_queue(bool *left, const Task *only) {
   bool moved = false;
   while (queued_.load(std::memory_order_acquire) != 0) {
     if (!claim()) {
@@ -78,6 +105,11 @@ bool Comm::advance_queue(bool *left) {
     const std::shared_ptr<Task> op = next();
     if (!op) {
       release();
+      return moved;
+    }
+    if (only != nullptr && op.get() != only) {
+      release();
+      *left = true;
       return moved;
     }
     if (op->record != nullptr && op->record->begun == 0 && op->record->id == op->record_id) {

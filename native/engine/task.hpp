@@ -47,6 +47,8 @@ public:
   virtual bool depends_on(std::size_t rank) const = 0;
   // What it is waiting for now.
   virtual std::vector<Need> needs() const = 0;
+  // Whether it has not received all from a rank on another host.
+  virtual bool expects_data_of(std::size_t) const { return false; }
   // Whether it may be waiting for a rank on another host.
   virtual bool crosses_hosts() const { return false; }
   // Takes back what other threads do for it: they no longer use its buffers, and it advances

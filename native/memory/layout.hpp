@@ -4,7 +4,7 @@
 // window per rank of this host, in two halves. Three kinds of words order all accesses:
 // Header::seq (this rank has arrived at call seq, with these arguments), progress (it has
 // done so many actions of a generation) and abort (the communicator has failed; written
-// once).
+// once, except that an earlier call's failure replaces that of a rank that has closed).
 //
 // Each is stored with release after what it announces, and loaded with acquire. A
 // generation is one run of a program over one piece of the data; generations are numbered
@@ -171,6 +171,9 @@ enum class FailureKind : std::uint8_t {
 };
 constexpr FailureKind last_failure_kind = FailureKind::connection_lost;
 
+// Marks the numbers of calls on a device in failures: they are counted apart.
+constexpr std::uint32_t device_call = 1u << 31;
+
 struct Failure {
   static constexpr unsigned rank_bits = 12;
   static constexpr std::size_t most_ranks = std::size_t(1) << rank_bits;
@@ -178,6 +181,16 @@ struct Failure {
   std::uint32_t culprit = 0; // the rank that caused it
   std::uint32_t reporter = 0; // the rank that detected it
   std::uint32_t seq = 0; // the low 32 bits of the call's number
+
+  // Whether a call fails because of it. A rank that has closed ends the calls on the host
+  // that it did not complete: those from `seq` on. Every other failure ends all calls, and
+  // every failure ends those on a device.
+  bool ends(std::uint64_t call) const {
+    const auto number = std::uint32_t(call);
+    const bool later =
+        ((seq | number) & device_call) == 0 && std::int32_t(seq - number) > 0;
+    return kind != FailureKind::none && !(kind == FailureKind::closed && later);
+  }
 
   std::uint64_t word() const {
     return std::uint64_t(kind) | std::uint64_t(culprit & rank_mask) << 8 |

@@ -63,12 +63,15 @@ bool ZeroCopy::accessible(const std::byte *data, std::size_t bytes, bool for_wri
 }
 
 // Both sides store, then load: at least one of them sees the other.
-ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, bool really) {
+ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, std::uint64_t seq,
+                                 bool really) {
   if (!really)
     return;
   writing_ = &zero_copy.layout_.block(zero_copy.rank_).writing;
   writing_->store(1, std::memory_order_seq_cst);
-  allowed_ = zero_copy.layout_.control().abort.load(std::memory_order_seq_cst) == 0;
+  const std::uint64_t word =
+      zero_copy.layout_.control().abort.load(std::memory_order_seq_cst);
+  allowed_ = !Failure::of(word).ends(seq);
 }
 
 ZeroCopy::WriteGuard::~WriteGuard() {

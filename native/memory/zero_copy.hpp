@@ -32,10 +32,10 @@ public:
   // Whether the kernel can access this buffer of this rank; caches positive results.
   bool accessible(const std::byte *data, std::size_t bytes, bool for_writing);
 
-  // Marks this rank as writing to buffers of others, unless the communicator is aborted.
+  // Marks this rank as writing to buffers of others in call `seq`, unless a failure ends it.
   class WriteGuard {
   public:
-    WriteGuard(const ZeroCopy &zero_copy, bool really);
+    WriteGuard(const ZeroCopy &zero_copy, std::uint64_t seq, bool really);
     ~WriteGuard();
     WriteGuard(const WriteGuard &) = delete;
     WriteGuard &operator=(const WriteGuard &) = delete;

@@ -40,7 +40,7 @@ struct FrameHeader {
   std::uint32_t piece = 0;
   std::uint32_t message = 0;
   std::uint32_t crc = 0; // of the payload
-  std::uint32_t spare = 0;
+  std::uint32_t place = 0; // in a stream whose lanes are taken by room (stream.hpp), or 0
   std::uint64_t mac = 0; // of all before it
 };
 static_assert(sizeof(FrameHeader) == 64 && offsetof(FrameHeader, mac) == 56);

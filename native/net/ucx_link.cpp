@@ -134,9 +134,12 @@ void UcxLink::connect(std::uint64_t peer, const std::string &address) {
     endpoint_ = nullptr;
 }
 
-// Nothing but its end may be asked of a failed endpoint.
+// Nothing but its end may be asked of a failed endpoint. The peer's may be well: it learns of
+// it by the socket.
 void UcxLink::endpoint_failed(void *self, void *, ucx::Status) {
-  static_cast<UcxLink *>(self)->failed_ = true;
+  auto *const link = static_cast<UcxLink *>(self);
+  link->failed_ = true;
+  ::shutdown(link->fd_, SHUT_RDWR);
 }
 
 // --- sending
@@ -202,7 +205,7 @@ ssize_t UcxLink::send(const iovec *parts, std::size_t count) {
 }
 
 void UcxLink::finish_sending() {
-  if (std::exchange(finished_sending_, true))
+  if (std::exchange(finished_sending_, true) || failed_)
     return;
   send_control(Control::end, sent_, "");
 }

@@ -238,10 +238,7 @@ void UcxWorker::tend() {
       tend_once();
     const bool recently = now_ns() - sent_at_ < tended_soon || !retired_.empty();
     idle_ = !recently;
-    if (!recently)
-      changed_.wait_for(lock, later);
-    else
-      changed_.wait_for(lock, soon);
+    changed_.wait_for(lock, recently ? soon : later);
   }
 }
 

@@ -42,10 +42,22 @@ public:
   // if there is none. A lifeline needs one.
   virtual int descriptor() const { return -1; }
 
+  // No more than about so many bytes are to be accepted that cannot be sent yet, so that they
+  // may take another wire. A wire that cannot limit them ignores it.
+  virtual void limit_unsent(std::size_t bytes) { (void)bytes; }
+
+  // How many bytes were accepted that the peer has not acknowledged; 0 if that is not known.
+  virtual std::size_t queued() const { return 0; }
+
   // Whether the peer has closed and everything it sent has been received.
   virtual bool peer_closed() const = 0;
+  // Whether it is known that the connection has failed, also if nothing is being sent.
+  virtual bool failed() const { return peer_closed(); }
   // Closes the sending direction: the peer receives what was sent, then the end.
   virtual void finish_sending() = 0;
+  // Closes the connection so that the peer learns it at once, also if a child of fork has a
+  // copy of it, and if the peer waits for room to send more. Else as `close`.
+  virtual void abort() { close(); }
   // Closes the connection; nothing else is called afterwards. In a child after fork this
   // closes the child's copy and the parent's connection goes on.
   virtual void close() = 0;

@@ -27,8 +27,9 @@ Status Transfer::advance() { return comm_.channels().advance(*this); }
 bool Transfer::depends_on(std::size_t rank) const {
   if (direction_ == Direction::send)
     return rank == peer_;
-  if (peer_ != Channels::any)
-    return rank == peer_ && comm_.channels().drained(rank);
+  const std::size_t source = comm_.channels().awaited_source(*this);
+  if (source != Channels::any)
+    return rank == source && comm_.channels().drained(rank);
   for (std::size_t q = 0; q < comm_.size(); ++q) // any other rank may still send
     if (q != comm_.rank() && !(comm_.is_gone(q) && comm_.channels().drained(q)))
       return false;
@@ -215,9 +216,7 @@ Status Channels::send(Transfer &transfer) {
   open_outbox();
   ByteRing *ring = box.ring;
   if (ring->truncated.load(std::memory_order_relaxed) != 0) {
-    transfer.failure = {FailureKind::truncated, std::uint32_t(comm_.rank()),
-                        std::uint32_t(comm_.rank()), 0};
-    return Status::failed;
+    return failed(transfer, FailureKind::truncated, comm_.rank());
   }
   if (!put(transfer, ring))
     return Status::blocked;

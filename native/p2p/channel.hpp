@@ -44,6 +44,8 @@ public:
   bool cancel(Transfer &transfer);
   Status advance(Transfer &transfer);
   bool drained(std::size_t source);
+  // The rank that a message is received from; `any` if that is open yet.
+  std::size_t awaited_source(const Transfer &transfer);
   // Releases the outbox, as soon as all messages have been read.
   void close();
   // Makes the streams to and from other hosts.
@@ -94,6 +96,8 @@ private:
 
   // Matching messages with receives: channel_receive.cpp.
   Status receive(Transfer &transfer);
+  Status failed(Transfer &transfer, FailureKind kind, std::size_t culprit) const;
+  std::size_t failing_source(const Transfer &transfer) const;
   bool poll(std::size_t source);
   bool begins(std::size_t source);
   std::size_t store(Inbox &box, std::uint64_t from, std::size_t bytes);
@@ -107,6 +111,7 @@ private:
   bool send_ring(std::size_t to);
   bool all_has_left(const Outbox &box) const;
   void fill_ring(std::size_t source);
+  static void end_stream(Inbox &box, Io why);
   Status connection_lost(Transfer &transfer, std::size_t from);
 
   Comm &comm_;

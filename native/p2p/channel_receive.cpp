@@ -12,11 +12,9 @@
 namespace unisono {
 
 Status Channels::receive(Transfer &transfer) {
-  const std::size_t n = comm_.size();
-  const bool anyone = transfer.peer_ == any;
-  const std::size_t from = anyone ? 0 : transfer.peer_;
-  const std::size_t end = anyone ? n : transfer.peer_ + 1;
-  for (std::size_t q = from; q < end && !transfer.complete_ && !transfer.size_mismatch_;
+  const std::size_t first = transfer.peer_ == any ? 0 : transfer.peer_;
+  const std::size_t end = transfer.peer_ == any ? comm_.size() : transfer.peer_ + 1;
+  for (std::size_t q = first; q < end && !transfer.complete_ && !transfer.size_mismatch_;
        ++q) {
     if (!transfer.claimed_ && match_unexpected(transfer, q))
       break;
@@ -26,27 +24,49 @@ Status Channels::receive(Transfer &transfer) {
         break;
     }
   }
-  const bool given_up = !anyone && !transfer.complete_ && inboxes_[from].ring != nullptr &&
-                        inboxes_[from].ring->truncated.load(std::memory_order_acquire) != 0;
-  const Io ended = anyone ? Io::blocked : inboxes_[from].ended;
-  if ((ended == Io::closed || ended == Io::corrupt) && !transfer.complete_) {
-    transfer.failure = {ended == Io::closed ? FailureKind::closed : FailureKind::corrupted,
-                        std::uint32_t(from), std::uint32_t(comm_.rank()), 0};
-    return Status::failed;
-  }
-  if (ended == Io::lost && !transfer.complete_)
+  if (transfer.size_mismatch_)
+    return failed(transfer, FailureKind::size_mismatch, transfer.source_);
+  if (transfer.complete_)
+    return Status::done;
+  const std::size_t from = failing_source(transfer);
+  if (from == any)
+    return Status::blocked;
+  const Inbox &box = inboxes_[from];
+  if (box.ended == Io::closed)
+    return failed(transfer, FailureKind::closed, from);
+  if (box.ended == Io::corrupt)
+    return failed(transfer, FailureKind::corrupted, from);
+  if (box.ended == Io::lost)
     return connection_lost(transfer, from);
-  if (given_up && !poll(from) && !transfer.complete_) {
-    transfer.failure = {FailureKind::truncated, std::uint32_t(from),
-                        std::uint32_t(comm_.rank()), 0};
-    return Status::failed;
-  }
-  if (transfer.size_mismatch_) {
-    transfer.failure = {FailureKind::size_mismatch, std::uint32_t(transfer.source_),
-                        std::uint32_t(comm_.rank()), 0};
-    return Status::failed;
-  }
+  const bool truncated =
+      box.ring != nullptr && box.ring->truncated.load(std::memory_order_acquire) != 0;
+  if (truncated && !poll(from) && !transfer.complete_)
+    return failed(transfer, FailureKind::truncated, from);
   return transfer.complete_ ? Status::done : Status::blocked;
+}
+
+Status Channels::failed(Transfer &transfer, FailureKind kind, std::size_t culprit) const {
+  transfer.failure = {kind, std::uint32_t(culprit), std::uint32_t(comm_.rank()), 0};
+  return Status::failed;
+}
+
+// The rank whose end is a receive's end: the one that it receives from. If that may still be
+// any rank, then only when nothing more arrives from all others: the last of them.
+std::size_t Channels::failing_source(const Transfer &transfer) const {
+  if (transfer.peer_ != any || transfer.claimed_)
+    return transfer.claimed_ ? transfer.source_ : transfer.peer_;
+  std::size_t last = any;
+  for (std::size_t q = 0; q < comm_.size(); ++q)
+    if (q != comm_.rank() && inboxes_[q].ended == Io::blocked)
+      return any;
+    else if (q != comm_.rank())
+      last = q;
+  return last;
+}
+
+std::size_t Channels::awaited_source(const Transfer &transfer) {
+  std::lock_guard lock(mutex_);
+  return transfer.claimed_ ? transfer.source_ : transfer.peer_;
 }
 
 // Reads what has arrived from one rank; whether anything had.
@@ -84,7 +104,7 @@ bool Channels::begins(std::size_t source) {
   copy_out(reinterpret_cast<std::byte *>(&head), bytes_of(box.ring), capacity_, taken,
            sizeof head);
   if (head.bytes > max_message_bytes) {
-    box.ended = Io::corrupt;
+    end_stream(box, Io::corrupt);
     return false;
   }
   begin(source, head);

@@ -41,8 +41,8 @@ bool Channels::send_ring(std::size_t to) {
     const std::size_t at = box.shipped % capacity_;
     const std::size_t most = std::min({largest_frame, std::size_t(sent - box.shipped),
                                        capacity_ - at});
-    const std::size_t some = most == 0 ? 0 : std::max<std::size_t>(
-                                                 allowed("message.frame", most), 1);
+    std::size_t some = most == 0 ? 0 : std::max<std::size_t>(
+                                           allowed("message.frame", most), 1);
     if (some == 0 && !(cut && !box.truncation_sent && box.send_stream->send_truncated()))
       return true;
     if (some == 0)
@@ -96,9 +96,8 @@ void Channels::fill_ring(std::size_t source) {
           box.receive_stream->take_any(box.frame.data(), largest_frame, &box.framed);
       if (io != Io::done) {
         box.framed = 0;
-        box.ended = io;
-        if (io == Io::truncated)
-          box.ring->truncated.store(1, std::memory_order_release);
+        if (io != Io::blocked)
+          end_stream(box, io);
         return;
       }
     }
@@ -111,6 +110,16 @@ void Channels::fill_ring(std::size_t source) {
   }
 }
 
+// Nothing more arrives. Unless its sender has said so itself, it may be in the middle of a
+// message, and would wait until this rank reads the rest.
+void Channels::end_stream(Inbox &box, Io why) {
+  box.ended = why;
+  if (why == Io::truncated)
+    box.ring->truncated.store(1, std::memory_order_release);
+  if (box.receive_stream && (why == Io::lost || why == Io::corrupt))
+    box.receive_stream->reject();
+}
+
 void Channels::poll_fds(const Transfer &transfer, std::vector<pollfd> &into) {
   std::lock_guard lock(mutex_);
   for (std::size_t q = 0; q < comm_.size(); ++q) {
@@ -118,7 +127,8 @@ void Channels::poll_fds(const Transfer &transfer, std::vector<pollfd> &into) {
       continue;
     if (transfer.direction_ == Transfer::Direction::send)
       send_stream(q).poll_fds(into);
-    else if (receive_stream(q).open() && inboxes_[q].framed == 0)
+    else if (receive_stream(q).open() && inboxes_[q].framed == 0 &&
+             inboxes_[q].ended == Io::blocked)
       receive_stream(q).poll_fds(into);
   }
 }
@@ -131,9 +141,9 @@ Status Channels::connection_lost(Transfer &transfer, std::size_t from) {
     transfer.lost_since_ = now;
   if (now - transfer.lost_since_ < death_notice_grace)
     return Status::blocked;
-  transfer.failure = {FailureKind::connection_lost, std::uint32_t(from),
-                      std::uint32_t(comm_.rank()), 0};
-  return Status::failed;
+  const FailureKind kind =
+      comm_.has_left(from) ? FailureKind::closed : FailureKind::connection_lost;
+  return failed(transfer, kind, from);
 }
 
 } // namespace unisono

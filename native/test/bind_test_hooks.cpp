@@ -1,5 +1,5 @@
 // What tests need of the core and the product does not: failpoints, the fuzzer of frames, and
-// frames and lifelines by themselves. Compiled only with UNISONO_TEST_HOOKS.
+// frames, streams and lifelines by themselves. Compiled only with UNISONO_TEST_HOOKS.
 
 #include "test/bind_test_hooks.hpp"
 
@@ -41,6 +41,7 @@ void bind_test_hooks(nb::module_ &m) {
   m.def("write_stack_on_crash", &write_stack_on_crash, nb::arg("fd"));
   m.def("fuzz_frames", &fuzz, nb::arg("seed"), nb::arg("count"));
   bind_wire(m);
+  bind_stream(m);
   bind_device(m);
   bind_emulated(m);
   bind_forge_ucx(m);

@@ -95,7 +95,8 @@ std::vector<std::string> page_names() { return {"pages.copied", "pages.map"}; }
 
 std::vector<std::string> cut_names() {
   return {"socket.send", "stream.receive", "tls.send",
-          "tls.receive", "life.receive",   "message.frame"};
+          "tls.receive", "life.receive",   "message.frame",
+          "stream.part"};
 }
 
 void arm_failpoints(const std::string &spec) {

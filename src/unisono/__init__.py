@@ -127,6 +127,24 @@ _RENAMED = {
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
+def _refuse_sub_interpreters() -> None:
+    """The native core, like NumPy, serves one interpreter of a process: the first."""
+    for name in ("_interpreters", "_xxsubinterpreters"):  # the latter until Python 3.12
+        try:
+            interpreters = import_module(name)
+        except ImportError:
+            continue
+        if interpreters.get_current() != interpreters.get_main():
+            raise ImportError(
+                "unisono cannot be used in a sub-interpreter: make ranks of threads "
+                "(unisono.testing.world) or of processes (unisono.spawn, unisono run)"
+            )
+        return
+
+
+_refuse_sub_interpreters()
+
+
 class _LazyPackage(ModuleType):
     """The package `unisono`, which imports a public name's module at its first use.
 

@@ -48,6 +48,18 @@ def test_runtime_tuning_simulator_and_predictions_have_one_list(collective, topo
     assert set(groups.names(collective)) >= set(chosen) & set(made)
 
 
+@pytest.mark.parametrize("collective", COLLECTIVES)
+def test_few_ranks_that_share_hosts_choose_from_flat_ones_as_well(collective):
+    few, many = (
+        [name for name, _ in choices.chosen_from(collective, (*(0, 1) * half,))]
+        for half in (choices.MOST_FLAT // 2, choices.MOST_FLAT // 2 + 1)
+    )
+    assert set(choices.FLAT[collective]) <= set(few)
+    assert set(few) & set(choices.FLAT_OF_FEW[collective]) or collective == "barrier"
+    flat = [name for name in many if not name.startswith("hierarchical")]
+    assert set(flat) <= {"direct"}
+
+
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 @pytest.mark.parametrize("collective", COLLECTIVES)
 def test_whatever_is_chosen_is_simulated_under_that_name(collective, topology):

@@ -282,6 +282,17 @@ def test_internal_error_is_one_line(run, monkeypatch):
     assert err.count("\n") == 1
 
 
+def test_env_names_the_network_cards(run, monkeypatch):
+    monkeypatch.delenv("UNISONO_INTERFACE", raising=False)
+    assert "by which rank 0 is reached" in run("env")[1]
+    here = {"eth0": ["10.0.0.1"], "eth1": ["10.1.0.1"]}
+    monkeypatch.setattr("unisono.transports.addresses.interfaces", lambda: here)
+    monkeypatch.setenv("UNISONO_INTERFACE", "eth0,eth1")
+    assert "10.0.0.1 on eth0, 10.1.0.1 on eth1" in run("env")[1]
+    monkeypatch.setenv("UNISONO_INTERFACE", "eth0,eth2")
+    assert "no interface, network or address" in run("env")[1]
+
+
 def test_env_names_versions(run):
     code, out, _ = run("env", "--json")
     result = json.loads(out)

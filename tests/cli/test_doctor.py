@@ -135,6 +135,22 @@ def test_doctor_finds_an_interface_that_is_down(monkeypatch):
     assert "UNISONO_INTERFACE=nope7" in found.detail
 
 
+def test_doctor_names_network_cards_that_are_used_together(monkeypatch):
+    here = {"eth0": ["10.0.0.1"], "eth1": ["10.1.0.1"]}
+    for module in ("transports.addresses", "cli._doctor.host"):
+        monkeypatch.setattr(f"unisono.{module}.interfaces", lambda: here)
+    monkeypatch.setenv("UNISONO_INTERFACE", "eth0,eth1")
+    monkeypatch.setattr(host, "_is_up", lambda name: True)
+    found = named(examine(False), "interfaces")
+    assert found.ok
+    assert "used together: 10.0.0.1 on eth0, 10.1.0.1 on eth1" in found.detail
+    monkeypatch.setattr(host, "_is_up", lambda name: name == "eth0")
+    found = named(examine(False), "interfaces")
+    assert not found.ok
+    assert "UNISONO_INTERFACE: eth1 is down" in found.detail
+    assert found.fix == "sudo ip link set eth1 up"
+
+
 def no_memory(*_):
     raise OSError(errno.ENOSPC, "No space left on device")
 

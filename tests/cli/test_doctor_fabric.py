@@ -1,8 +1,12 @@
 """What `unisono doctor` says of UCX, RDMA, GPUDirect and huge pages."""
 
+import resource
+
 import pytest
 
 from unisono.cli._doctor import fabric, host
+from unisono.cli._doctor.limits import memory_limit
+from unisono.units import format_bytes
 
 
 @pytest.fixture
@@ -71,3 +75,15 @@ def test_only_a_world_of_ucx_misses_something(system, monkeypatch, wanted):
     assert [found["UCX"].ok, found["RDMA"].ok] == [not wanted] * 2
     assert found["GPUDirect"].ok
     assert ("UNISONO_FABRIC=ucx" in found["UCX"].detail) is not wanted
+
+
+@pytest.mark.parametrize(
+    ("soft", "shown"),
+    [
+        (resource.RLIM_INFINITY, (True, "unlimited")),
+        (64 << 10, (False, format_bytes(64 << 10))),
+    ],
+)
+def test_limit_of_memory_is_shown_in_words(soft, shown, monkeypatch):
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, soft))
+    assert memory_limit(resource.RLIMIT_MEMLOCK) == shown

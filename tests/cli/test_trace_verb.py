@@ -278,8 +278,9 @@ def test_trace_is_served_to_perfetto_alone(script, tmp_path):
                 assert answer.read() == file.read_bytes()
                 allowed = answer.headers["Access-Control-Allow-Origin"]
             assert allowed == "https://ui.perfetto.dev"
-            with pytest.raises(urllib.error.HTTPError, match="404"):
+            with pytest.raises(urllib.error.HTTPError, match="404") as refused:
                 urllib.request.urlopen(here.replace("t.json", "train.py"), timeout=30)
+            refused.value.close()  # it is an answer, too
             assert here.startswith("http://127.0.0.1:")
         finally:
             job.kill()

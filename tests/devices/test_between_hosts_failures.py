@@ -65,10 +65,11 @@ def test_absent_rank_is_named_and_output_is_no_number(hosts):
         assert usable == [1, 1, 1]
 
 
-def different(comm, odd):
+def different(comm, odd, met):
     me = DeviceRank(comm)
     for op in ("sum", "max"):  # a kernel is loaded while no call is in flight
         me.first_call(op=op)
+    met.wait(60)  # none is in the barrier, which the failure of another would end
     if comm.rank == 2:
         return me.outcome(lambda: me.call(**odd))[0]
     return me.outcome(me.call)[0]
@@ -79,7 +80,7 @@ def different(comm, odd):
 @pytest.mark.parametrize("odd", [{"op": "max"}, {"name": "broadcast"}], ids=str)
 def test_different_calls_are_named_on_all_ranks(hosts, odd):
     with world(len(hosts), hosts=hosts, timeout_s=20) as w:
-        errors = w.run(different, odd)
+        errors = w.run(different, odd, threading.Barrier(len(hosts)))
     for error in errors:
         assert isinstance(error, CollectiveMismatch), error
         assert odd.get("op", "broadcast") in error.calls[2]

@@ -61,12 +61,13 @@ def different(comm):
 def test_different_calls_are_named_on_all_ranks(windows):
     with world(3) as w:
         errors = w.run(different)
+    described = f"all_reduce(float32 × {COUNT}, sum)"
     for error in errors:
         assert isinstance(error, CollectiveMismatch), error
         assert "max" in error.calls[2]
         other = next(rank for rank in error.calls if rank != 2)
-        described = f"all_reduce(float32 × {COUNT}, sum) by direct"
-        assert error.calls[other] == described
+        # A rank adds the algorithm itself, and an error does not wait long for that.
+        assert error.calls[other] in (described, f"{described} by direct")
 
 
 def closes(comm):

@@ -324,6 +324,7 @@ def numbers_again(comm):
     return rank.until(x)
 
 
+@pytest.mark.sweep
 def test_numbers_of_segments_are_used_again():
     assert on_processes(numbers_again, 2) == [True] * 2
 

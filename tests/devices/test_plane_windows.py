@@ -41,6 +41,7 @@ def test_every_algorithm_between_threads(on_host):
         check(cases(3), w.run(perform_on_device, cases(3)))
 
 
+@pytest.mark.sweep
 def test_every_algorithm_between_processes(on_host):
     check(cases(3), on_processes(perform_on_device, 3, (cases(3),)))
 

@@ -86,6 +86,7 @@ end()
 """
 
 
+@pytest.mark.sweep  # with the adapter in Python, test_torch_ddp.py trains
 def test_compiled_adapter_runs_ddp(scripts, adapter):
     assert scripts(adapter, DDP) == ["unisono\n"] * 2
 

@@ -186,6 +186,37 @@ def test_interrupt_ends_the_ranks(forked, tmp_path):
     assert all(is_gone(int(file.read_text())) for file in tmp_path.iterdir())
 
 
+AFTER_FORK = []  # what this process does after a fork
+os.register_at_fork(after_in_parent=lambda: [call() for call in AFTER_FORK])
+
+
+def test_interrupt_while_ranks_are_forked_is_not_lost(forked, tmp_path):
+    def hang(comm):
+        write(tmp_path / "pid", str(os.getpid()))
+        time.sleep(60)
+
+    def interrupt():
+        AFTER_FORK.clear()
+        while not (tmp_path / "pid").exists():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    AFTER_FORK.append(interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        forked(hang, 1)
+    assert is_gone(int((tmp_path / "pid").read_text()))
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ranks_handle_signals_as_their_parent_did(forked):
+    def handlers(comm):
+        return [signal.getsignal(s) is h for s, h in before.items()]
+
+    before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM)}
+    assert forked(handlers, 2) == [[True, True]] * 2
+
+
 def test_no_file_is_left_open(forked):
     def count():
         return len(os.listdir("/proc/self/fd"))
@@ -244,9 +275,9 @@ def raise_in_between(comm):
 
 def test_first_failure_is_raised_not_its_consequences():
     with pytest.raises(PeerLost, match=r"rank 1 \(pid \d+\) was ended by SIGKILL"):
-        spawn(die_in_between, 3)
+        spawn(die_in_between, 3, method="fork")
     with pytest.raises(LookupError, match="in rank 2"):
-        spawn(raise_in_between, 3)
+        spawn(raise_in_between, 3, method="fork")
 
 
 PARENT = """

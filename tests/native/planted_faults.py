@@ -129,7 +129,7 @@ FAULTS = (
     _relaxed(
         "truncation without acquire",
         "p2p/channel_receive.cpp",
-        "inboxes_[from].ring->truncated.load(std::memory_order_acquire) != 0;",
+        "box.ring->truncated.load(std::memory_order_acquire) != 0;",
         "memory_order_acquire",
         "message aborted after another",
     ),
@@ -165,9 +165,9 @@ FAULTS = (
     Fault(
         "guard with acq_rel",
         "memory/zero_copy.cpp",
-        "control().abort.load(std::memory_order_seq_cst) == 0;",
+        "control().abort.load(std::memory_order_seq_cst);",
         f"control().abort.load({_if('guard with acq_rel')} "
-        "? std::memory_order_acquire : std::memory_order_seq_cst) == 0;",
+        "? std::memory_order_acquire : std::memory_order_seq_cst);",
         "guard",
     ),
     Fault(
@@ -188,10 +188,9 @@ FAULTS = (
     Fault(
         "delivered without a look",
         "memory/zero_copy.cpp",
-        "ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, bool really) {\n"
-        "  if (!really)",
-        "ZeroCopy::WriteGuard::WriteGuard(const ZeroCopy &zero_copy, bool really) {\n"
-        f"  if (!really || {_if('delivered without a look')})",
+        "  if (!really)\n    return;\n  writing_ =",
+        f"  if (!really || {_if('delivered without a look')})\n"
+        "    return;\n  writing_ =",
         "one aborts, exposed",
     ),
     # The last look of a reader.
@@ -261,13 +260,28 @@ FAULTS = (
     Fault(
         "the last failure stands",
         "engine/comm_failure.cpp",
-        "  if (abort.compare_exchange_strong(found, failure.word(), "
-        "std::memory_order_acq_rel)) {",
-        f"  if ({_if('the last failure stands')})\n"
+        "  Word &abort = layout_.control().abort;\n  for (found = 0;",
+        "  Word &abort = layout_.control().abort;\n"
+        f"  if ({_if('the last failure stands')}) {{\n"
         "    abort.store(found = failure.word(), std::memory_order_release);\n"
-        "  else if (abort.compare_exchange_strong(found, failure.word(), "
-        "std::memory_order_acq_rel)) {",
+        "    return true;\n  }\n  for (found = 0;",
         "several abort",
+    ),
+    Fault(
+        "a rank that closed in a later call stands",
+        "engine/comm_failure.cpp",
+        "!Failure::of(found).ends(failure.seq);)",
+        "!Failure::of(found).ends(failure.seq) && "
+        f"!({_if('a rank that closed in a later call stands')} && found != 0);)",
+        "one aborts, one has closed",
+    ),
+    Fault(
+        "a rank that closed ends earlier calls",
+        "memory/layout.hpp",
+        "!(kind == FailureKind::closed && later);",
+        "!(kind == FailureKind::closed && later && "
+        f"!{_if('a rank that closed ends earlier calls')});",
+        "one has closed",
     ),
     Fault(
         "its own failure reported",

@@ -9,18 +9,12 @@ import signal
 import numpy as np
 import pytest
 
-from forked import Forks, attempt, await_that
+from forked import attempt, await_that
 from unisono import _native
 
 pytestmark = [pytest.mark.timeout(120)]
 
 LARGE = 100_000
-
-
-@pytest.fixture(scope="module")
-def forks():
-    with Forks() as made:
-        yield made
 
 
 def is_dead(comm, rank):

@@ -148,6 +148,19 @@ def test_message_above_the_size_limit_is_refused(victim, nbytes):
                 victim.recv(np.empty(10), 0, tag=tag)
 
 
+@pytest.mark.parametrize("wrong", ["size", "frame"])
+def test_sender_of_refused_message_does_not_wait_for_its_reader(victim, wrong):
+    with Forger(victim, messages=True) as forger:
+        forger.announce((1 << 48) + 1 if wrong == "size" else 1 << 20)
+        if wrong == "frame":
+            forger.socket.sendall(bytes(64))
+        with pytest.raises(Corrupted, match="rank 0"):
+            victim.recv(np.empty(1 << 20, np.uint8), 0, tag=1)
+        forger.socket.settimeout(60.0)
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            forger.socket.sendall(bytes(64 << 20))
+
+
 def test_announced_message_allocates_no_memory(victim):
     """An unexpected message of a terabyte: only what arrives is buffered."""
     with Forger(victim, messages=True) as forger:

@@ -6,6 +6,7 @@ import mmap
 import os
 import resource
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -168,16 +169,20 @@ def test_unregistered_array_is_private_and_keeps_its_content():
 
 def becomes_garbage(comm):
     """As itself, and as a view of it."""
+    other = np.ones(COUNT, np.float32)
     seen = []
     for _ in range(3):
         whole, x = numbers()
         comm.register(x)
         address, nbytes = x.ctypes.data, x.nbytes
-        del whole
-        gc.collect()
+        whole = weakref.ref(whole)
+        comm.register(other)
         assert comm.core.session.engine.memory_home(address, nbytes) == 3
         del x
         gc.collect()
+        assert whole() is not None  # its pages are shared still
+        comm.unregister(other)
+        assert whole() is None
         seen.append(comm.core.session.engine.memory_home(address, nbytes))
         assert not any(a[3] == "s" and b <= address < e for b, e, a in mappings())
     x = np.ones(COUNT, np.float32)
@@ -188,7 +193,7 @@ def becomes_garbage(comm):
     return seen
 
 
-def test_array_that_is_garbage_is_private_before_it_is_freed():
+def test_array_that_nobody_else_holds_is_private_before_it_is_freed():
     assert on_processes(becomes_garbage, 2) == [[0, 0, 0]] * 2
 
 

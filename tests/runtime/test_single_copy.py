@@ -16,6 +16,7 @@ import pytest
 import unisono
 from conformance import check, every_algorithm, perform
 from forked import await_that, interrupt_in_call
+from processes import on_processes
 from unisono import _native
 from unisono.errors import CollectiveTimeout
 from unisono.runtime.plan.plans import SINGLE_COPY_FROM
@@ -61,7 +62,7 @@ def explained(comm):
 
 
 def test_explain_shows_single_copy():
-    before, after = unisono.spawn(explained, 2)[0]
+    before, after = on_processes(explained, 2)[0]
     assert "staged until the ranks have tried" in before
     assert "copied once" in after or "does not let" in after
 

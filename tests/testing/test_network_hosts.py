@@ -121,6 +121,18 @@ def test_process_runs_on_its_host(hosts):
     assert sorted(links) == ["eth0", "lo"]
 
 
+def test_healed_hosts_await_no_answer_from_before(healed):
+    def unanswered():
+        show = ["ip", "neigh", "show", "nud", "incomplete", "nud", "failed"]
+        return subprocess.run(show, capture_output=True, text=True, check=True).stdout
+
+    healed.partition({0}, {1, 2})
+    assert not reaches(healed, 0, 1, 0.3)
+    assert healed[1].address in healed[0].call(unanswered)
+    healed.heal()
+    assert healed[0].call(unanswered) == ""
+
+
 def test_partition_separates_hosts_and_heals(healed):
     healed.partition({0}, {1, 2})
     assert not reaches(healed, 0, 1, 0.3)
@@ -340,3 +352,22 @@ def test_unknown_hosts_are_refused(hosts):
 def test_kernel_error_is_reported(hosts):
     with pytest.raises(UnisonoError, match=r"ip: .*nowhere"):
         hosts[0].call(_tell, ["ip", "-batch", "-"], ["link set nowhere up"])
+
+
+def test_second_links_are_networks_of_their_own():
+    with Hosts(2, rails=[None]) as made:
+        with server_on(made[1], made[1].address_on(1)) as server:
+            dial(made[0], server).close()
+            made.unplug(1, 1)
+            with pytest.raises((TimeoutError, OSError)):
+                dial(made[0], server, 0.3)
+            assert reaches(made, 0, 1)  # the first is not touched
+            made.heal()
+            dial(made[0], server).close()
+        with pytest.raises(BadArgument, match="card 2: expected 0 to 1"):
+            made.unplug(0, 2)
+
+
+def test_too_many_rails_are_refused():
+    with pytest.raises(BadArgument, match="at most 7"):
+        Hosts(2, rails=[None] * 8)

@@ -3,7 +3,7 @@
 A frame is a header of 64 bytes and its payload. All numbers are little endian:
 
     magic "USN1" · kind u16 · flags u16 · epoch u32 · length u32 · number u64 · call u64
-    · fingerprint u64 · piece u32 · message u32 · crc u32 · spare u32 · mac u64
+    · fingerprint u64 · piece u32 · message u32 · crc u32 · place u32 · mac u64
 
 `crc` is the CRC32C of the payload, `mac` the SipHash-2-4 of the 56 bytes before it.
 """
@@ -12,7 +12,7 @@ import struct
 
 HEADER = struct.Struct("<4sHHIIQQQIIIIQ")
 FIELDS = ["magic", "kind", "flags", "epoch", "length", "number", "call"]
-FIELDS += ["fingerprint", "piece", "message", "crc", "spare", "mac"]
+FIELDS += ["fingerprint", "piece", "message", "crc", "place", "mac"]
 MAGIC = b"USN1"
 DATA, NOTE, CONTROL = 1, 2, 3
 WORD = (1 << 64) - 1

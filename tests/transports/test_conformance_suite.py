@@ -6,6 +6,7 @@ import socket
 import pytest
 from memory_transport import MemoryTransport
 
+from tcp_pairs import tcp_pair
 from unisono import _native
 from unisono.errors import BadArgument, MissingLibrary
 from unisono.testing import check_transport, check_wire
@@ -40,10 +41,7 @@ def socket_wires():
 
 
 def tcp_wires():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        one = socket.create_connection(server.getsockname())
-        other, _ = server.accept()
-    return [_native.SocketWire(end.detach()) for end in (one, other)]
+    return [_native.SocketWire(end.detach()) for end in tcp_pair()]
 
 
 def tls_wires():

@@ -1,5 +1,6 @@
 """Waits of the rendezvous say what they wait for."""
 
+import secrets
 import socket
 import time
 
@@ -34,7 +35,8 @@ def local(rank, said):
     def lost():  # not for the address, which takes long on a busy machine
         return "enough" if said and "address" not in said[-1] else ""
 
-    return LocalRendezvous(hello, f"waiting-{rank}", until, LIMIT_S, lost)
+    job = f"waiting-{secrets.token_hex(8)}"  # other tests of this file run beside
+    return LocalRendezvous(hello, job, until, LIMIT_S, lost)
 
 
 def test_rank_0_names_the_local_ranks_that_have_not_come(said):

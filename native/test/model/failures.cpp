@@ -62,6 +62,40 @@ Scenario aborting(int n, int impatient, Cut cut, const std::string &collective =
   return scenario;
 }
 
+// The last rank closes after the call, and has queued another: the others complete the call, or
+// name the rank that aborts it.
+Scenario closed_later(int n, int impatient) {
+  auto *world = new World(n);
+  auto *what = new Outcome;
+  Scenario scenario;
+  for (int r = 0; r < n; ++r) {
+    const auto plan = make_plan("naive", n, r, {1, true, false});
+    scenario.threads.push_back([=] {
+      if (r == n - 1) {
+        const auto me = std::uint32_t(r);
+        (*world)[r].abort({FailureKind::closed, me, me, 2});
+      }
+      what->input[r][0] = Element(r + 1);
+      what->done[r] = call((*world)[r], plan, what->input[r], what->output[r],
+                           r < impatient ? Waits::impatient : Waits::looking,
+                           &what->failure[r]);
+    });
+  }
+  scenario.ended = [=] {
+    const std::uint64_t abort = (*world)[0].layout().control().abort.load();
+    std::string text;
+    for (int r = 0; r < n; ++r) {
+      check(what->done[r] || impatient > 0, "a call fails by one that comes after it");
+      check(what->done[r] || what->failure[r].word() == abort, "ranks name different causes");
+      check(what->done[r] || what->failure[r].kind == FailureKind::interrupted,
+            "a call fails by one that comes after it");
+      text += what->done[r] ? "+" : std::to_string(what->failure[r].culprit);
+    }
+    outcome(text);
+  };
+  return scenario;
+}
+
 // One rank has called something else.
 Scenario mismatch(int n) {
   auto *world = new World(n);
@@ -101,7 +135,7 @@ Scenario guard(int n) {
   for (int r = 1; r < n; ++r)
     scenario.threads.push_back([=] {
       for (int times = 0; times < 2; ++times) {
-        const ZeroCopy::WriteGuard touch((*world)[r].zero_copy(), true);
+        const ZeroCopy::WriteGuard touch((*world)[r].zero_copy(), 1, true);
         if (touch.allowed())
           buffer[r] = Element(r);
       }
@@ -120,6 +154,8 @@ void add_failures(Scenarios &all) {
   all["one aborts, read by others"] = [=](int n) {
     return aborting(n, 1, exposed, "gather");
   };
+  all["one has closed"] = [](int n) { return closed_later(n, 0); };
+  all["one aborts, one has closed"] = [](int n) { return closed_later(n, 1); };
   all["mismatch"] = [](int n) { return mismatch(n); };
   all["guard"] = [](int n) { return guard(n); };
 }

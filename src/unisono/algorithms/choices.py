@@ -37,7 +37,22 @@ FLAT = {
     "all_to_all": ("direct", "direct:rotate", "bruck"),
     "barrier": ("direct", "dissemination"),
 }
-"""The candidates where every rank has a host of its own."""
+"""The candidates where every rank has a host of its own, and where ranks are few."""
+
+_WIDER_TREES = "tree:radix=3", "tree:radix=4"
+
+FLAT_OF_FEW = {
+    "broadcast": _WIDER_TREES,
+    "reduce": _WIDER_TREES,
+    "scatter": _WIDER_TREES,
+    "gather": _WIDER_TREES,
+    "all_gather": ("ring:both", "butterfly:radix=4"),
+    "reduce_scatter": ("ring:both", "torus", "butterfly:radix=4"),
+    "all_reduce": ("torus", "ring:both"),
+    "all_to_all": ("bruck:radix=3",),
+    "barrier": (),
+}
+"""More of them, where ranks on several hosts are at most `MOST_FLAT`."""
 
 ON_TWO_LEVELS = {
     "broadcast": ("naive/naive", "naive/tree", "naive/chain:segments=1"),
@@ -66,6 +81,9 @@ TRIED: dict[str, tuple[int, ...]] = {"segments": SEGMENTS, "radix": (2, 3, 4, 8)
 """Values that are tried of parameters with these names."""
 MOST_SPLITS = 2
 """How many ways to cut the ranks of one host into groups are tried."""
+MOST_FLAT = 64
+"""Up to so many ranks that share hosts flat algorithms are chosen from as well: they
+win where the network is about as fast as memory."""
 MOST_VARIED = 128
 """Of more ranks an algorithm is listed as it is written, not with all parameters."""
 
@@ -142,12 +160,17 @@ def chosen_from(collective: str, hosts: tuple[int, ...]) -> Iterator[tuple[str, 
 
     On one host the runtime reads memory in place, by some of the flat ones.
     """
-    if len(set(hosts)) in (1, len(hosts)):
+    n, num_hosts = len(hosts), len(set(hosts))
+    if 1 < num_hosts < n:
+        yield from on_two_levels(hosts, ON_TWO_LEVELS[collective], _cuts(collective))
+    if n <= MOST_FLAT or num_hosts in (1, n):
         yield from ((algorithm, 1) for algorithm in FLAT[collective])
-        return
-    yield from on_two_levels(hosts, ON_TWO_LEVELS[collective], _cuts(collective))
-    if collective in ("all_to_all", "scatter", "gather"):
+    elif collective in ("all_to_all", "scatter", "gather"):
         yield "direct", 1
+    if n <= MOST_FLAT and num_hosts > 1:
+        for algorithm in FLAT_OF_FEW[collective]:
+            if can_be_made(collective, algorithm, n) is not None:
+                yield algorithm, 1
 
 
 def on_two_levels(

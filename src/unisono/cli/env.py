@@ -15,6 +15,7 @@ from unisono.devices import found
 from unisono.errors import BadArgument
 from unisono.runtime.world.address import rendezvous_address
 from unisono.runtime.world.environment import find_world
+from unisono.transports.addresses import INTERFACE, choose
 
 _LIBRARIES = (
     "numpy",
@@ -51,6 +52,7 @@ def env(*, json: bool = False) -> int:
         ),
         "world": _world(),
         "rendezvous": _rendezvous(),
+        "interfaces": _interfaces(),
         "GPU driver": found.driver().words,
         "GPU windows": found.windows().words,
         "NVRTC": found.compiler().words,
@@ -91,6 +93,18 @@ def _rendezvous() -> str:
     except BadArgument as error:
         return f"none: {error}"
     return f"{place.address} ({place.why})"
+
+
+def _interfaces() -> str:
+    """Which network cards UNISONO_INTERFACE chooses; without it the route does."""
+    named = os.environ.get(INTERFACE)
+    if not named:
+        return "the one by which rank 0 is reached"
+    try:
+        chosen = choose(named)
+    except BadArgument as error:
+        return f"none: {error}"
+    return ", ".join(map(str, chosen.rails)) or str(chosen)
 
 
 def _installed(name: str) -> str:

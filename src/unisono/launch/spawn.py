@@ -40,6 +40,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any, Literal
 
 from unisono.errors import BadArgument, PeerLost, UnisonoError, unknown, whole_number
+from unisono.launch.deferred_signals import deferred_signals, restore_signals
 from unisono.launch.exceptions import RankReport, pickled_error
 from unisono.launch.processes import group_is_alive, signal_name
 from unisono.runtime.call.options import names_options
@@ -184,23 +185,27 @@ class _SpawnedJob:
     def _start(self) -> None:
         context: Any = multiprocessing.get_context(self._method)
         for rank in range(self._n):
-            ours, theirs = context.Pipe(duplex=False)
-            work = (theirs, rank, self._n, *self._work)
-            process = context.Process(target=_rank, args=work, name=f"rank {rank}")
-            try:
-                process.start()
-            except (pickle.PicklingError, AttributeError, TypeError) as why:
-                ours.close()
-                raise BadArgument(
-                    f"spawn: the function and its arguments cannot be sent: {why}; "
-                    "define it at the top of a module, or use method='fork'"
-                ) from why
-            finally:
-                theirs.close()
-            spawned = _SpawnedRank(rank, process, ours, process.pid)
-            self._ranks.append(spawned)
-            with contextlib.suppress(AttributeError, OSError):
-                spawned.handle = os.pidfd_open(spawned.pid)
+            with deferred_signals():
+                self._start_rank(rank, context)
+
+    def _start_rank(self, rank: int, context: Any) -> None:
+        ours, theirs = context.Pipe(duplex=False)
+        work = (theirs, rank, self._n, *self._work)
+        process = context.Process(target=_rank, args=work, name=f"rank {rank}")
+        try:
+            process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as why:
+            ours.close()
+            raise BadArgument(
+                f"spawn: the function and its arguments cannot be sent: {why}; "
+                "define it at the top of a module, or use method='fork'"
+            ) from why
+        finally:
+            theirs.close()
+        spawned = _SpawnedRank(rank, process, ours, process.pid)
+        self._ranks.append(spawned)
+        with contextlib.suppress(AttributeError, OSError):
+            spawned.handle = os.pidfd_open(spawned.pid)
 
     def _failed(self) -> list[_SpawnedRank]:
         return [m for m in self._ranks if m.report and m.report.failed]
@@ -287,6 +292,7 @@ def _rank(
     timeout_s: float | None,
 ) -> None:
     """Run one rank; the target of its process."""
+    restore_signals()
     _end_with_parent()
     try:
         init = import_module("unisono").init

@@ -36,7 +36,7 @@ from unisono.runtime.call.timeouts import TIMEOUT_S, nanoseconds
 from unisono.runtime.call.work import CallsInFlight, Work
 from unisono.runtime.device.half import DeviceHalf
 from unisono.runtime.observe import raising
-from unisono.runtime.observe.failures import FailureCode, describe_call, late_hint
+from unisono.runtime.observe.failures import describe_call, late_hint
 from unisono.runtime.plan.codec_plans import coded_plan
 from unisono.runtime.plan.plans import CODES, CallKind, lowered, make_plan
 from unisono.runtime.plan.select import choose
@@ -427,7 +427,7 @@ class Core:
         """Raise if no call is possible any more; `words` then describes the call."""
         self._refuse_fork(what)
         self.check_open(what)
-        if self.native.failure()[0] != FailureCode.NONE:
+        if self.native.ends_next_call():
             known = self.device.error()
             raise known or raising.error_of_call(self, refused=what, words=words())
 

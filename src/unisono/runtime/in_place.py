@@ -32,9 +32,10 @@ class InPlaceArrays:
 
         For arrays that others have allocated, and on each rank for itself: its pages
         are replaced by shared ones, its address and content stay. Nothing may write to
-        it meanwhile. It ends with `unregister`, when the array is garbage, or when this
-        communicator is closed; then the pages are private again. The result says
-        whether calls use the array in place, and why.
+        it meanwhile. It ends with `unregister`, or when this communicator is closed;
+        then the pages are private again. Memory that nobody else holds any more is kept
+        until the next `register` or `unregister`. The result says whether calls use the
+        array in place, and why.
         """
         self.core.check_usable("register")
         return self.core.registered.add(x)

@@ -6,7 +6,9 @@
         hosts.heal()
 
 Each host has one link, eth0, to a switch that stands in a namespace of its own; the
-machine's own network is not touched, and nothing here can be reached from it. Hosts
+machine's own network is not touched, and nothing here can be reached from it. With
+rails=["100mbit"] each has a second one, eth1, of that rate and in a network of its own,
+and so on. Hosts
 have IPv4 and IPv6 addresses, a loopback, a host name, and a UNISONO_HOST_ID, so that
 ranks of different hosts do not take each other for neighbours. They share file system,
 processors and clock: what is measured between them is the link's speed only as long as
@@ -59,6 +61,7 @@ _SMALLEST_BURST = 4 << 10
 _QUEUE_S = 0.01
 _SHORTEST_QUEUE = 256 << 10
 _PATIENCE_S = 30.0
+_MOST_RAILS = 7
 
 
 class NetworkHost:
@@ -70,8 +73,8 @@ class NetworkHost:
         """Made by Hosts."""
         self.number = number
         self.name = f"host{number}"
-        self.address = f"10.77.0.{number + 1}"
-        self.address6 = f"fd00:77::{number + 1:x}"
+        self.address = self.address_on(0)
+        self.address6 = self.address6_on(0)
         self.identity = identity
         self._network, self._reaper = network, reaper
         self._processes: list[subprocess.Popen[Any]] = []
@@ -104,6 +107,14 @@ class NetworkHost:
         process = self.call(start)
         self._processes.append(process)
         return process
+
+    def address_on(self, card: int) -> str:
+        """Its IPv4 address on eth0, eth1 and so on."""
+        return f"10.{77 + card}.0.{self.number + 1}"
+
+    def address6_on(self, card: int) -> str:
+        """Its IPv6 address on eth0, eth1 and so on."""
+        return f"fd00:{77 + card}::{self.number + 1:x}"
 
     def call(self, function: Callable[..., T], *args: Any) -> T:
         """The result of function(*args), called in a thread on this host.
@@ -140,18 +151,24 @@ class Hosts:
         rate: str | None = None,
         latency: str | None = None,
         queue: str | None = None,
+        rails: Sequence[str | None] = (),
     ) -> None:
         """Check the arguments.
 
-        `rate` limits both directions of every host's link ("1gbit", "20mbit").
-        `latency` is added to every packet from host to host ("5ms"), for which the
-        kernel must have netem. `queue` is how much may wait before a link ("16M"):
-        where all send to one, a short queue loses packets, and TCP waits for 200 ms.
+        `rate` limits both directions of every host's link ("1gbit", "20mbit"). `rails`
+        are the rates of further links of every host, None for no limit. `latency` is
+        added to every packet from host to host ("5ms"), for which the kernel must have
+        netem. `queue` is how much may wait before a link ("16M"): where all send to
+        one, a short queue loses packets, and TCP waits for 200 ms.
         """
         self._num_hosts = whole_number("Hosts: num_hosts", num_hosts)
         if not 1 <= self._num_hosts <= _MOST_HOSTS:
             raise BadArgument(f"Hosts({num_hosts}): expected 1 to {_MOST_HOSTS} hosts")
-        self._rate = None if rate is None else parse_rate(rate)
+        if len(rails) > _MOST_RAILS:
+            raise BadArgument(f"Hosts: rails: expected at most {_MOST_RAILS}")
+        self._rates = [
+            None if each is None else parse_rate(each) for each in (rate, *rails)
+        ]
         self._latency_s = 0.0 if latency is None else parse_seconds(latency)
         self._queue = None if queue is None else parse_bytes(queue)
         if self._queue is not None and self._queue < _SHORTEST_QUEUE:
@@ -214,17 +231,24 @@ class Hosts:
         rest = [host.number for host in self if host.number not in together]
         lines = []
         for number, group in enumerate([*named, rest]):
-            if number >= self._num_bridges:
-                lines += _bridge_lines(f"group{number}")
             present = [i for i in group if i not in self._vanished]
-            lines += [f"link set port{i} master group{number}" for i in present]
+            for card in range(len(self._rates)):
+                bridge = _bridge(number, card)
+                if number >= self._num_bridges:
+                    lines += _bridge_lines(bridge)
+                lines += [f"link set {_port(i, card)} master {bridge}" for i in present]
         self._at_switch(lines)
+        self._forget_addresses()
         self._num_bridges = max(self._num_bridges, len(named) + 1)
 
     def heal(self) -> None:
         """All hosts reach each other again, those that had vanished too."""
         self._vanished.clear()
-        self._at_switch([f"link set port{h.number} master group0" for h in self])
+        ports = [(host.number, k) for host in self for k in range(len(self._rates))]
+        self._at_switch(
+            [f"link set {_port(i, k)} master {_bridge(0, k)} up" for i, k in ports]
+        )
+        self._forget_addresses()
 
     def vanish(self, number: int) -> None:
         """Disconnect this host until `heal`: all its packets are dropped.
@@ -234,46 +258,66 @@ class Hosts:
         """
         number = self._number(number)
         self._vanished.add(number)
-        self._at_switch([f"link set port{number} nomaster"])
+        cards = range(len(self._rates))
+        self._at_switch([f"link set {_port(number, k)} nomaster" for k in cards])
 
-    def limit(self, number: int, rate: str | None) -> None:
+    def unplug(self, number: int, card: int = 0) -> None:
+        """Take one link of a host down until `heal`; its kernel sees that."""
+        port = _port(self._number(number), self._card(card))
+        self._at_switch([f"link set {port} down"])
+
+    def limit(self, number: int, rate: str | None, card: int = 0) -> None:
         """Another rate for both directions of a host's link; None for no limit."""
         host = self._hosts[self._number(number)]
-        self._shape(host, None if rate is None else parse_rate(rate))
+        bits = None if rate is None else parse_rate(rate)
+        self._shape(host, self._card(card), bits)
 
     # --- construction
 
     def _join(self) -> None:
-        lines = [*_bridge_lines("group0"), "link set lo up"]
-        for host in self:
-            # By the path of our descriptor, since this network has no name.
-            where = f"/proc/{os.getpid()}/fd/{host._network}"
-            port = f"port{host.number}"
-            lines += [
-                f"link add dev {port} type veth peer name eth0 netns {where}",
-                f"link set {port} master group0 up",
-            ]
+        lines = ["link set lo up"]
+        for card in range(len(self._rates)):
+            lines += _bridge_lines(_bridge(0, card))
+            for host in self:
+                # By the path of our descriptor, since this network has no name.
+                where = f"/proc/{os.getpid()}/fd/{host._network}"
+                port = _port(host.number, card)
+                lines += [
+                    f"link add dev {port} type veth peer name eth{card} netns {where}",
+                    f"link set {port} master {_bridge(0, card)} up",
+                ]
         self._at_switch(lines)
         for host in self:
-            lines = [
-                "link set lo up",
-                f"addr add {host.address}/24 dev eth0",
-                f"addr add {host.address6}/64 dev eth0 nodad",
-                "link set eth0 up",
-            ]
+            lines = ["link set lo up"]
+            for card in range(len(self._rates)):
+                lines += [
+                    f"addr add {host.address_on(card)}/24 dev eth{card}",
+                    f"addr add {host.address6_on(card)}/64 dev eth{card} nodad",
+                    f"link set eth{card} up",
+                ]
             host.call(_tell, ["ip", "-batch", "-"], lines)
-            self._shape(host, self._rate)
+            for card, rate in enumerate(self._rates):
+                self._shape(host, card, rate)
 
-    def _shape(self, host: NetworkHost, rate: int | None) -> None:
-        host.call(_tell, ["tc", "-batch", "-"], self._shaping("eth0", rate))
-        host.call(_tell, ["ip", "-batch", "-"], _sizing("eth0", rate))
-        port = f"port{host.number}"
+    def _shape(self, host: NetworkHost, card: int, rate: int | None) -> None:
+        name, port = f"eth{card}", _port(host.number, card)
+        host.call(_tell, ["tc", "-batch", "-"], self._shaping(name, rate))
+        host.call(_tell, ["ip", "-batch", "-"], _sizing(name, rate))
         self._in_switch(["tc", "-batch", "-"], self._shaping(port, rate))
         self._in_switch(["ip", "-batch", "-"], _sizing(port, rate))
 
     def _shaping(self, device: str, rate: int | None) -> list[str]:
         delay_s = self._latency_s / 2  # once to the switch, once from it
         return _shaping(device, rate, delay_s, self._queue)
+
+    def _forget_addresses(self) -> None:
+        """Let hosts ask anew where others are.
+
+        A question that was asked in vain before fails seconds later, and with it
+        connections that were begun after that.
+        """
+        for host in self:
+            host.call(_tell, ["ip", "-batch", "-"], ["neigh flush all"])
 
     def _at_switch(self, lines: Sequence[str]) -> None:
         self._in_switch(["ip", "-batch", "-"], lines)
@@ -289,6 +333,12 @@ class Hosts:
                 "as long as the context is open"
             )
         return number
+
+    def _card(self, card: int) -> int:
+        card = whole_number("card", card)
+        if not 0 <= card < len(self._rates):
+            raise BadArgument(f"card {card}: expected 0 to {len(self._rates) - 1}")
+        return card
 
     def _end(self) -> None:
         for host in self._hosts:
@@ -350,6 +400,16 @@ def _kept(undo: contextlib.ExitStack) -> int:
     network = new_network()
     undo.callback(os.close, network)
     return network
+
+
+def _port(host: int, card: int) -> str:
+    """The switch's end of a link."""
+    return f"port{host}" + (f"c{card}" if card else "")
+
+
+def _bridge(group: int, card: int) -> str:
+    """What joins the links of a group of hosts that are on one card of each."""
+    return f"group{group}" + (f"c{card}" if card else "")
 
 
 def _bridge_lines(name: str) -> list[str]:

@@ -3,9 +3,10 @@
 Loopback by default. With other hosts in the job, it is the address
 from which this host reaches rank 0 (the kernel is asked for the route; nothing is
 sent), or what `interface` names (UNISONO_INTERFACE): an interface (eth0), a network
-(10.0.0.0/8), or an address of this host. All interfaces at once (0.0.0.0 or ::) only
-if named so. Rank 0 listens at each address of its host that its name stands for. The
-choice comes with its reason:
+(10.0.0.0/8), or an address of this host; several, separated by commas, are rails
+(`transports/rails.py`), and the first is where others connect. All interfaces at once
+(0.0.0.0 or ::) only if named so. Rank 0 listens at each address of its host that its
+name stands for. The choice comes with its reason:
 
     10.0.3.4 on eth0: the route to 10.0.3.1 leaves there
 
@@ -34,6 +35,7 @@ from unisono.errors import BadArgument, ConnectFailed
 from unisono.transports.secret import SECRET, SECRET_FILE, Secret
 
 INTERFACE = "UNISONO_INTERFACE"
+MOST_RAILS = 8
 PORT = "UNISONO_PORT"
 """At which port this rank listens, if it is not rank 0; by default a free one."""
 ADVERTISE = "UNISONO_ADVERTISE"
@@ -101,11 +103,24 @@ class Address:
 
 
 @dataclass(frozen=True)
+class Rail:
+    """An address of this host, and the network card it is on."""
+
+    host: str
+    interface: str
+
+    def __str__(self) -> str:
+        """As errors and `explain` name it."""
+        return f"{self.host} on {self.interface}"
+
+
+@dataclass(frozen=True)
 class Choice:
     """An address of this host, the interface it is on, and why it was chosen.
 
     `bind` is where to listen, if not at the address that others use; `others` are
-    where to listen as well, at the same port.
+    where to listen as well, at the same port. `rails` are what UNISONO_INTERFACE names,
+    if it names several, beginning with this one.
     """
 
     host: str
@@ -113,6 +128,7 @@ class Choice:
     why: str
     bind: str = ""
     others: tuple[str, ...] = ()
+    rails: tuple[Rail, ...] = ()
 
     def __str__(self) -> str:
         """One line for people."""
@@ -139,9 +155,16 @@ def choose(interface: str | None = None, towards: Address | None = None) -> Choi
 
     `interface` is what the user named, if anything; `towards` where rank 0 is.
     """
+    if interface and "," in interface:
+        return _several(named_interfaces(interface), towards)
     if interface:
         return _named(interface.strip(), towards)
     return _by_route(towards) if towards is not None else LOOPBACK
+
+
+def named_interfaces(interface: str) -> list[str]:
+    """What the text names, in its order."""
+    return [name for each in interface.split(",") if (name := each.strip())]
 
 
 def chosen_address(given: Address) -> Choice:
@@ -266,6 +289,32 @@ def _named(value: str, towards: Address | None) -> Choice:
     host = _best([host for _, host in inside], towards)
     name = next(name for name, other in inside if other == host)
     return Choice(host, name, f"{where} holds it")
+
+
+def _several(names: Sequence[str], towards: Address | None) -> Choice:
+    """The first is where others connect; all are rails."""
+    given = f"{INTERFACE}={','.join(names)}"
+    if not 0 < len(names) <= MOST_RAILS:
+        raise BadArgument(f"{given}: expected 1 to {MOST_RAILS} names")
+    found = [_named(name, towards) for name in names]
+    if len(found) == 1:
+        return found[0]
+    for name, each in zip(names, found, strict=True):
+        if each.bind:
+            wrong = "means all, and cannot be one of several: name each card"
+        elif _number(each.host).is_link_local:
+            wrong = f"has {each.host} alone, which is link-local: give it an address"
+        elif is_loopback(each.host) != is_loopback(found[0].host):
+            wrong = "is not on the same side of this host as the first: one is loopback"
+        elif [other.host for other in found].count(each.host) > 1:
+            wrong = f"is {each.host}, which is named twice"
+        else:
+            continue
+        raise BadArgument(f"{given}: {name} {wrong}")
+    rails = tuple(Rail(each.host, each.interface) for each in found)
+    why = f"{given} names it first, of {len(rails)}"
+    others = tuple(rail.host for rail in rails[1:])
+    return Choice(rails[0].host, rails[0].interface, why, others=others, rails=rails)
 
 
 def _best(hosts: Sequence[str], towards: Address | None) -> str:

@@ -18,7 +18,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from unisono import _native
 from unisono.errors import ConnectFailed, NotAuthentic, PeerLost, TransportError
@@ -60,6 +60,32 @@ temporary."""
 
 _CONNECT_S = 3.0  # one attempt: lost packets have been sent again twice by then
 _PAUSE_S = 0.2
+_BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT of Linux
+
+
+@dataclass(frozen=True)
+class Source:
+    """The address of this host that a connection begins at.
+
+    With a `card` nothing is sent but by this one, whatever the routes of the kernel.
+    """
+
+    host: str
+    card: str = ""
+
+
+class Way(Protocol):
+    """From an address of this host to one of another."""
+
+    @property
+    def source(self) -> Source:
+        """Where it begins."""
+        ...
+
+    @property
+    def to(self) -> Address:
+        """Where it leads."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -147,13 +173,16 @@ def connect_to(
     *,
     timeout_s: float,
     lost: Callable[[], str] = str,
+    source: Source | None = None,
 ) -> Connection:
     """Connect to `peer` at `address`, trying until the deadline.
 
     `lost` returns why the peer need not be tried any more, or "". Raises
     ConnectFailed, NotAuthentic or PeerLost with the peer, its address and the cause.
+    The connection begins at `source`, if that is given.
     """
-    return _Connecting(address, me, peer, purpose, timeout_s, lost).until_done()
+    attempts = _Connecting(address, me, peer, purpose, timeout_s, lost, source)
+    return attempts.until_done()
 
 
 class _Connecting:
@@ -167,14 +196,18 @@ class _Connecting:
         purpose: Purpose,
         timeout_s: float,
         lost: Callable[[], str],
+        source: Source | None,
     ) -> None:
+        self.source = source
         self.address, self.me, self.peer, self.purpose = address, me, peer, purpose
         self.timeout_s, self.lost = timeout_s, lost
         self.deadline = self.refused_until = time.monotonic() + timeout_s
         self.was_refused = False
         self.refusal: TransportError | None = None
+        begin = f" from {source.host}" if source else ""
         self.where = (
-            f"rank {me.rank} cannot connect to rank {peer} at {address}, for {purpose}"
+            f"rank {me.rank} cannot connect{begin} to rank {peer} at {address}, for "
+            f"{purpose}"
         )
 
     def until_done(self) -> Connection:
@@ -240,7 +273,13 @@ class _Connecting:
 
     def _attempt(self) -> Connection:
         return try_all(
-            self.address, self.me, self.peer, self.purpose, self._at_most, self._look
+            self.address,
+            self.me,
+            self.peer,
+            self.purpose,
+            self._at_most,
+            self._look,
+            self.source,
         )
 
     def _at_most(self, seconds: float) -> float:
@@ -258,6 +297,7 @@ def try_all(
     purpose: Purpose,
     limit: Limit,
     look: Callable[[], None] = lambda: None,
+    source: Source | None = None,
 ) -> Connection:
     """Connect to `peer` at the first address of a name where it is.
 
@@ -270,7 +310,7 @@ def try_all(
     tried: list[tuple[str, OSError | NotAuthentic | Refused]] = []
     for family, where in address.resolve():
         try:
-            return _connect(family, where, me, peer, purpose, limit, look)
+            return _connect(family, where, me, peer, purpose, limit, look, source)
         except (OSError, NotAuthentic, Refused) as why:
             tried.append((str(where[0]), why))
     raise _of_all(tried)
@@ -312,10 +352,13 @@ def _connect(
     purpose: Purpose,
     limit: Limit,
     look: Callable[[], None],
+    source: Source | None,
 ) -> Connection:
     refuse_open(str(where[0]), me.secret)
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
+        if source is not None:
+            _begin_at(sock, family, source)
         sock.settimeout(limit(_CONNECT_S))
         sock.connect(where)
         # If no process listens, the kernel may choose that very port for this end.
@@ -328,3 +371,16 @@ def _connect(
     except BaseException:
         sock.close()
         raise
+
+
+def _begin_at(sock: socket.socket, family: int, source: Source) -> None:
+    """Bind a socket to an address of this host, and to a card if one is given."""
+    if source.card:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, source.card.encode())
+    own_family, where = Address(source.host, 0).resolve()[0]
+    if own_family != family:
+        raise OSError(errno.EAFNOSUPPORT, "one is an IPv4 address, the other IPv6")
+    # The port is chosen when both ends are known, so it may be in use towards others.
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_IP, _BIND_ADDRESS_NO_PORT, 1)
+    sock.bind(where)

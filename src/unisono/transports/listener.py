@@ -22,6 +22,7 @@ logged once a second, at most.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
@@ -34,7 +35,12 @@ from dataclasses import replace
 from unisono.errors import BadArgument, ConnectFailed, NotAuthentic, PeerLost
 from unisono.service_threads import ServiceThread
 from unisono.transports.addresses import Address, listen
-from unisono.transports.connect import Connection, connect_to, connection_over
+from unisono.transports.connect import (
+    Connection,
+    Way,
+    connect_to,
+    connection_over,
+)
 from unisono.transports.handshake import (
     HANDSHAKE_S,
     RENDEZVOUS,
@@ -50,6 +56,7 @@ TIMEOUT_S = 60.0
 Handler = Callable[[Connection], None]
 
 _ACCEPTS = 16  # in a row, before pending connections are read again
+_PORT_ATTEMPTS = 8
 _GRACE_S = 0.05  # before a pending connection may be displaced
 _PAUSE_S = 0.1  # when the process has no descriptor left to accept
 
@@ -150,15 +157,21 @@ class Listener:
         purpose: Purpose,
         timeout_s: float = TIMEOUT_S,
         lost: Callable[[], str] = str,
+        *,
+        over: Way | None = None,
     ) -> Connection:
-        """Connect to a rank; `lost` returns why not to try any more, or ""."""
+        """Connect to a rank; `lost` returns why not to try any more, or "".
+
+        `over` is which way, if not to the address where it listens first.
+        """
         return connect_to(
-            self.address_of(peer),
+            over.to if over else self.address_of(peer),
             self.me,
             peer,
             purpose,
             timeout_s=timeout_s,
             lost=lambda: self._lost.get(peer, "") or self._gone(peer) or lost(),
+            source=over.source if over else None,
         )
 
     def expect(
@@ -406,7 +419,23 @@ class Listener:
 def _listen_at(
     address: Address, others: Sequence[str], me: Identity
 ) -> list[socket.socket]:
-    """Sockets that listen at one port of several addresses."""
+    """Sockets that listen at one port of several addresses.
+
+    Of port 0 the kernel makes one that is free at the first address. It may be taken at
+    another: then there is a next attempt.
+    """
+    for _ in range(_PORT_ATTEMPTS - 1 if others and not address.port else 0):
+        try:
+            return _listen_once(address, others, me)
+        except ConnectFailed as why:
+            if getattr(why.__cause__, "errno", None) != errno.EADDRINUSE:
+                raise
+    return _listen_once(address, others, me)
+
+
+def _listen_once(
+    address: Address, others: Sequence[str], me: Identity
+) -> list[socket.socket]:
     who = f"rank {me.rank}"
     made = [listen(address, me.secret, who=who)]
     try:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from unisono.transports import shm
+from unisono.transports.addresses import Rail
 from unisono.transports.connect import Connection
 from unisono.transports.listener import Listener
 from unisono.transports.session import Peer
@@ -24,7 +25,8 @@ HOST_ID = "UNISONO_HOST_ID"
 class RankEntry(msgspec.Struct, frozen=True, array_like=True):
     """One rank of the table; `address` is that of its listener.
 
-    `fabric` is the name of its transport.
+    `fabric` is the name of its transport, `rails` the addresses of its network cards,
+    if it uses several.
     """
 
     rank: int
@@ -34,13 +36,15 @@ class RankEntry(msgspec.Struct, frozen=True, array_like=True):
     cores: int
     address: str
     fabric: str = "tcp"
+    rails: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class RankTable:
     """All ranks of the job, and this rank's listener and lifelines.
 
-    `why` says where this rank listens, and why there.
+    `why` says where this rank listens, and why there; `rails` are its network cards, if
+    it uses several.
     """
 
     rank: int
@@ -48,6 +52,7 @@ class RankTable:
     listener: Listener
     lifelines: dict[int, Connection]
     why: str
+    rails: tuple[Rail, ...] = ()
 
     @property
     def hosts(self) -> list[int]:

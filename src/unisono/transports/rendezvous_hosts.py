@@ -117,14 +117,15 @@ def rendezvous(
     else:
         choice = choose(interface, place)
     own = place if rank == 0 else choice.listen_address()
-    listener = _open(own, me, until, choice.others if rank == 0 else ())
+    listener = _open(own, me, until, choice.others)
     try:
         public = choice.published(listener.address.port)
-        hello = _hello(rank, world_size, version, public, fabric)
+        rails = [Address(rail.host, listener.address.port) for rail in choice.rails]
+        hello = _hello(rank, world_size, version, public, fabric, rails)
         if rank == 0:
             if announce is not None:
                 announce(public)
-            server = _Server(listener, hello, until, timeout_s, str(choice), lost)
+            server = _Server(listener, hello, until, timeout_s, choice, lost)
             return server.gather()
         client = _Client(listener, hello, until, timeout_s, choice, lost)
         return client.join(place)
@@ -134,7 +135,12 @@ def rendezvous(
 
 
 def _hello(
-    rank: int, world_size: int, version: str, public: Address, fabric: str = "tcp"
+    rank: int,
+    world_size: int,
+    version: str,
+    public: Address,
+    fabric: str = "tcp",
+    rails: Sequence[Address] = (),
 ) -> _Hello:
     host = os.environ.get(HOST_ID) or socket.gethostname()
     entry = RankEntry(
@@ -145,6 +151,7 @@ def _hello(
         cores_here(),
         str(public.sent()),
         fabric,
+        tuple(map(str, rails)),
     )
     return _Hello(version, world_size, secrets.randbits(64), entry)
 
@@ -176,10 +183,10 @@ class _Server:
         hello: _Hello,
         until: float,
         timeout_s: float,
-        why: str,
+        choice: Choice,
         lost: Callable[[], str],
     ) -> None:
-        self.listener, self.me, self.why = listener, hello, why
+        self.listener, self.me, self.choice = listener, hello, choice
         self.lost = lost
         self.until, self.timeout_s = until, timeout_s
         self.clients: dict[int, tuple[ControlMessages, _Hello]] = {}
@@ -244,7 +251,8 @@ class _Server:
                 longest=_HELLO_LONGEST,
                 timeout_s=max(0.1, min(self.left, _HELLO_S)),
             )
-            Address.parse(hello.entry.address)
+            for address in (hello.entry.address, *hello.entry.rails):
+                Address.parse(address)
         except OSError:  # closed again: still missing
             connection.close()
             return
@@ -300,7 +308,7 @@ class _Server:
             f"{ranks_named(missing)} did not connect to {self.listener.address} within "
             f"{self.timeout_s:g} s; {n - len(missing)} of {n} did"
             f"{self.listener.rejections()}: has every rank been started, with this "
-            f"address and the same secret? Rank 0 listens at {self.why}",
+            f"address and the same secret? Rank 0 listens at {self.choice}",
             missing=missing,
         )
 
@@ -315,7 +323,8 @@ class _Server:
         self.listener.add_addresses(
             {e.rank: Address.parse(e.address) for e in entries if e.rank}
         )
-        return RankTable(0, tuple(entries), self.listener, lifelines, self.why)
+        why, rails = str(self.choice), self.choice.rails
+        return RankTable(0, tuple(entries), self.listener, lifelines, why, rails)
 
     def _send_all(self, answer: _Answer) -> None:
         for messages, _ in self.clients.values():
@@ -428,8 +437,9 @@ class _Client:
         )
         # Rank 0 as it was reached, whatever it says of itself.
         self.listener.add_addresses({0: place})
-        me = self.hello.entry.rank
-        return RankTable(me, entries, self.listener, {0: lifeline}, str(self.choice))
+        me, lifelines = self.hello.entry.rank, {0: lifeline}
+        why, rails = str(self.choice), self.choice.rails
+        return RankTable(me, entries, self.listener, lifelines, why, rails)
 
 
 def _gone() -> ConnectFailed:

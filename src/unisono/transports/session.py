@@ -163,7 +163,7 @@ class Session:
     reaches: bool = False
     leave: Callable[[], None] | None = None
     why: str = ""
-    lanes: str = ""
+    lanes: Callable[[], str] = str
     listener: Listener | None = None
     note: int = 0
     tuned: Any = None

@@ -40,6 +40,8 @@ class StreamLabel:
     lanes: int = 1
     messages: bool = False
     """Whether it is for send and recv, and not for collectives."""
+    takes_free_lane: bool = False
+    """Whether a frame takes a lane that is free; else they take turns."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class _Attached:
                 return "a rank has died"
             if states[rank][4]:
                 return "it has closed the communicator"
-            return "the communicator is broken" if self.native.failure()[0] else ""
+            return "the communicator is broken" if self.native.ends_next_call() else ""
 
         return why
 
@@ -78,7 +80,9 @@ class _Attached:
 class Streams:
     """The streams of one rank, each opened by `open_stream`.
 
-    `epoch` numbers the worlds of a job: frames of another one are refused.
+    `epoch` numbers the worlds of a job: frames of another one are refused. `rails` says
+    over how many network cards a rank of the world is reached: a stream to it has a
+    lane for each at least, and as these may differ, a frame takes one that is free.
     """
 
     def __init__(
@@ -87,10 +91,12 @@ class Streams:
         *,
         lanes: int = 1,
         epoch: int = 0,
+        rails: Callable[[int], int] = lambda rank: 1,
     ) -> None:
         """Nothing is opened yet."""
         self._open = open_stream
         self._lanes = lanes
+        self._rails = rails
         self._epoch = epoch
         # The garbage collector may come here while it is held, by its holder's thread.
         self._lock = threading.RLock()
@@ -193,12 +199,13 @@ class Streams:
         if member.native.is_connected_to(rank, messages):
             return
         world_rank = member.ranks[rank]
-        lanes = 1 if messages else self._lanes
+        rails = self._rails(world_rank)
+        lanes = -(-(1 if messages else self._lanes) // rails) * rails
         with member.opening:  # of several threads the first opens it for all
             if member.native.is_connected_to(rank, messages):
                 return
             for lane in range(lanes):
-                label = StreamLabel(agreed, lane, lanes, messages)
+                label = StreamLabel(agreed, lane, lanes, messages, rails > 1)
                 end = self._open(world_rank, label, timeout_s, member.lost(rank))
                 self._attach(member, True, world_rank, label, end)
 
@@ -221,6 +228,7 @@ class Streams:
                 end.key,
                 self._epoch,
                 label.messages,
+                label.takes_free_lane,
             )
         except ValueError:
             end.wire.close()
@@ -245,7 +253,7 @@ StreamPair = Callable[[], tuple[StreamEnd, StreamEnd]]
 
 
 def streams_between_threads(
-    n: int, pair: StreamPair, *, lanes: int = 1
+    n: int, pair: StreamPair, *, lanes: int = 1, rails: int = 1
 ) -> list[Streams]:
     """The streams of n ranks that are threads on emulated hosts."""
     made: list[Streams] = []
@@ -260,7 +268,9 @@ def streams_between_threads(
 
         return open_stream
 
-    made += [Streams(opener(rank), lanes=lanes) for rank in range(n)]
+    made += [
+        Streams(opener(rank), lanes=lanes, rails=lambda _: rails) for rank in range(n)
+    ]
     return made
 
 

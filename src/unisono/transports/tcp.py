@@ -23,10 +23,12 @@ from unisono import _native
 from unisono._native import Engine, Wire
 from unisono.errors import BadArgument
 from unisono.transports import shm
+from unisono.transports.addresses import Address
 from unisono.transports.connect import Connection
 from unisono.transports.handshake import Purpose
 from unisono.transports.interface import Capabilities, ConnectOptions, Transport
 from unisono.transports.lanes import Lanes, choose_lanes, number
+from unisono.transports.rails import Rails
 from unisono.transports.rank_table import RankTable
 from unisono.transports.rendezvous_hosts import rendezvous
 from unisono.transports.session import WINDOW, Session
@@ -39,6 +41,8 @@ LIMIT = "UNISONO_SILENCE_S"
 _INFO_BYTES = 72  # of tcp_info, which end with the round trip in microseconds
 _RTO_MAX_MS = 44  # TCP_RTO_MAX_MS, in Linux since 6.15
 _NEAR_S = 1e-3
+_LONGEST_UNREAD_S = 3600.0
+"""A rank may read nothing for so long, while more was sent to it than it can hold."""
 _NEAR_BUFFER = 2 << 20
 """Within a millisecond this much in flight is plenty; and what waits in the kernel is
 still in a cache when it is copied on. The kernel by itself would let more pile up."""
@@ -54,12 +58,14 @@ class Wires:
 
     `make` makes one at each end of a stream, from its authenticated connection, without
     waiting. `close` is called when the session is closed and no wire is used any more.
-    `words` are added to what `explain` says of lanes.
+    `words` are added to what `explain` says of lanes. `rails`: the connection carries
+    the data, so that several network cards can be used by connections over each.
     """
 
     make: Callable[[Connection], Wire] = Connection.take_wire
     close: Callable[[], None] = lambda: None
     words: str = ""
+    rails: bool = True
 
 
 class Tcp(Transport):
@@ -137,18 +143,22 @@ def _session(
     wires: Wires,
 ) -> Session:
     listener = table.listener
+    theirs = [tuple(map(Address.parse, e.rails)) for e in table.entries]
+    rails = Rails(listener, table.rails if wires.rails else (), theirs)
 
     def open_stream(
         to: int, label: StreamLabel, timeout_s: float, lost: Callable[[], str]
     ) -> StreamEnd:
-        made = listener.connect(to, _purpose(label), timeout_s, lost)
-        _tune_socket(made.socket, limit_s)
+        made = rails.connect(to, _purpose(label), label.lane, timeout_s, lost)
+        _tune_socket(made.socket, limit_s, sends=True)
         return StreamEnd(wires.make(made), made.send_key)
 
-    streams = Streams(open_stream, lanes=lanes.lanes, epoch=options.epoch)
+    streams = Streams(
+        open_stream, lanes=lanes.lanes, epoch=options.epoch, rails=rails.count
+    )
 
     def arrived(made: Connection) -> None:
-        _tune_socket(made.socket, limit_s)
+        _tune_socket(made.socket, limit_s, sends=False)
         end = StreamEnd(wires.make(made), made.receive_key)
         streams.arrived(made.peer, _label(made.purpose), end)
 
@@ -165,15 +175,24 @@ def _session(
         table.rank,
         table.peers,
         table.entries[table.rank].cores,
-        _WINDOW,
+        _window(table),
         hosts=table.hosts,
         streams=streams,
         leave=leave,
         why=table.why,
-        lanes=f"{lanes}{wires.words}",
+        lanes=lambda: f"{lanes}{rails}{wires.words}",
         listener=listener,
         note=int(options.rank == 0 and options.tuned),
     )
+
+
+def _window(table: RankTable) -> int:
+    """Equal on all ranks, as it cuts messages into pieces.
+
+    Several network cards end a piece at different times, and the next piece may depend
+    on its end: larger ones wait less.
+    """
+    return _WINDOW * (4 if any(entry.rails for entry in table.entries) else 1)
 
 
 def _engine(table: RankTable, options: ConnectOptions, limit_s: float) -> Engine:
@@ -207,17 +226,21 @@ def _engine(table: RankTable, options: ConnectOptions, limit_s: float) -> Engine
     return engine
 
 
-def _tune_socket(sock: socket.socket, limit_s: float) -> None:
-    """Set the buffers of a stream, and when the kernel ends it.
+def _tune_socket(sock: socket.socket, limit_s: float, *, sends: bool) -> None:
+    """Set the buffers of a stream, and when it ends.
 
-    A near peer gets buffers of a fixed size; for a far one the kernel chooses. The
-    kernel ends a connection not before the lifelines have had their limit, and soon
-    after if only these two ranks cannot reach each other. What was lost is sent again
-    every second at least, so that a healed connection goes on at once.
+    A near peer gets buffers of a fixed size; for a far one the kernel chooses. A
+    connection ends not before the lifelines have had their limit, and soon after if
+    only these two ranks cannot reach each other. What was lost is sent again every
+    second at least, so that a healed connection goes on at once.
+
+    The kernel ends it so at the receiving end. At the sending end it would also end the
+    connection of a receiver that is well but reads nothing for long: there the limits
+    of the keepalive hold as native/net/socket_wire.cpp understands them.
     """
-    give_up_s = 2 * limit_s + 1
+    unread_s = _LONGEST_UNREAD_S if sends else 2 * limit_s + 1
     for option, value in (
-        (socket.TCP_USER_TIMEOUT, int(give_up_s * 1e3)),
+        (socket.TCP_USER_TIMEOUT, int(unread_s * 1e3)),
         (socket.TCP_KEEPIDLE, max(1, int(limit_s))),
         (socket.TCP_KEEPINTVL, 1),
         (socket.TCP_KEEPCNT, max(1, int(limit_s) + 1)),
@@ -237,7 +260,8 @@ def _tune_socket(sock: socket.socket, limit_s: float) -> None:
 def _purpose(label: StreamLabel) -> Purpose:
     """A stream's label as it travels in the handshake."""
     kind = _MESSAGES if label.messages else _DATA
-    return Purpose(kind, label.agreed, label.lanes << 16 | label.lane)
+    lanes = label.lanes | label.takes_free_lane << 15
+    return Purpose(kind, label.agreed, lanes << 16 | label.lane)
 
 
 def _label(purpose: Purpose) -> StreamLabel:
@@ -245,6 +269,7 @@ def _label(purpose: Purpose) -> StreamLabel:
     return StreamLabel(
         purpose.communicator,
         purpose.stream & 0xFFFF,
-        max(1, purpose.stream >> 16),
+        max(1, purpose.stream >> 16 & 0x7FFF),
         purpose.kind == _MESSAGES,
+        bool(purpose.stream >> 31),
     )

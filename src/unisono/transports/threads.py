@@ -97,7 +97,7 @@ def sessions(
             hosts=hosts,
             streams=streams[r],
             reaches=apart,
-            lanes=str(lanes) if apart else "",
+            lanes=lanes.__str__ if apart else str,
         )
         for r in range(n)
     ]

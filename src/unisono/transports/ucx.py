@@ -78,7 +78,8 @@ class Ucx(Tcp):
             keys = keys_of(connection.send_key, connection.receive_key)
             return _native.UcxWire(worker, connection.socket.detach(), keys)
 
-        return Wires(make, lambda: worker.close(_CLOSE_S), f"; data by {describe()}")
+        words = f"; data by {describe()}, over the cards that it chooses"
+        return Wires(make, lambda: worker.close(_CLOSE_S), words, rails=False)
 
 
 def load() -> str:

@@ -1,6 +1,5 @@
 """What ranks must agree on in a call, and the errors if they do not."""
 
-import ctypes
 import os
 import threading
 from collections import OrderedDict
@@ -19,6 +18,7 @@ from unisono.runtime.observe import tracing
 from unisono.runtime.plan import plans
 from unisono.testing import world
 from unisono.trace.draw import draw
+from work_hooks import HOOK, hooks
 
 BUILT_IN = Path(algorithms.__file__).parent
 ODD = "a run for x in fp8 ünd " + "long " * 12
@@ -437,25 +437,6 @@ def test_worlds_that_are_too_large_are_refused(monkeypatch):
 # ---- When it is recorded
 
 
-class Hooks(ctypes.Structure):
-    """As native/bindings/bind_work.cpp has it."""
-
-    HOOK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
-    _fields_ = (
-        (
-            "when_done",
-            ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, HOOK, ctypes.c_void_p),
-        ),
-    )
-
-
-def hooks():
-    get = ctypes.pythonapi.PyCapsule_GetPointer
-    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    at = get(_native.work_hooks(), b"unisono.work_hooks.2")
-    return ctypes.cast(at, ctypes.POINTER(Hooks)).contents
-
-
 def test_call_is_in_the_trace_before_its_end_is_visible():
     def run(comm):
         engine, seen, ended = comm.core.session.engine, [], threading.Event()
@@ -467,7 +448,7 @@ def test_call_is_in_the_trace_before_its_end_is_visible():
             seen.append((state, calls, comm.records()[-1]["state"]))
             ended.set()
 
-        hook = Hooks.HOOK(end)
+        hook = HOOK(end)
         if comm.rank == 0:
             work = comm.all_reduce(np.ones(3), async_op=True)
             assert hooks().when_done(work.native, hook, None) == 0

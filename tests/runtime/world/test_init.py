@@ -468,9 +468,18 @@ def leaked(before):
         time.sleep(0.02)
 
 
+def start_progress_thread(comm):
+    """A call that is not done when it is begun starts it; then it stays."""
+    other = 1 - comm.rank
+    work = comm.recv(np.ones(3), other, async_op=True)
+    comm.barrier()  # nobody has sent before
+    comm.send(np.ones(3), other)
+    work.wait()
+
+
 def splits_and_closes(rank, cycles, messages):
     comm = rank.init(timeout_s=100)
-    comm.barrier()
+    start_progress_thread(comm)
 
     def cycle():
         part = comm.split(0)
@@ -697,11 +706,15 @@ def test_buffer_larger_than_memory_is_an_error(count, forks):
 
 
 def receives_too_much(rank, in_flight):
-    """An unexpected message is buffered, if there is memory."""
+    """An unexpected message is buffered, if there is memory.
+
+    The limit leaves out what the process has mapped already, so free parts of the heap
+    can still be used: the message is larger than they can be.
+    """
     comm = rank.init(timeout_s=100)
     comm.barrier()
     if rank.number == 0:
-        first = comm.send(np.ones(64 << 20, np.uint8), 1, tag=1, async_op=True)
+        first = comm.send(np.zeros(1 << 30, np.uint8), 1, tag=1, async_op=True)
         return [attempt(comm.send, np.ones(3), 1, tag=2), attempt(first.wait)]
     address_space(16 << 20)
     if in_flight:

@@ -1,6 +1,7 @@
 """The probe of links between hosts, and the model that is made from it."""
 
 import os
+from dataclasses import asdict
 from itertools import product
 
 import numpy as np
@@ -9,8 +10,8 @@ import pytest
 from unisono.runtime.plan import predict
 from unisono.runtime.plan.predict import MODEL, CostModel, fitted, small_calls
 from unisono.runtime.plan.select import choose
+from unisono.runtime.plan.simulated import simulated
 from unisono.runtime.world import links
-from unisono.testing import world_across
 
 FOUR = (0, 1, 2, 3)
 MBIT = 8e-6
@@ -65,11 +66,26 @@ def test_similar_rates_are_taken_for_equal():
 
 
 def test_disturbed_small_calls_give_positive_times():
-    for seconds in ([1e-3, 1e-5], [1e-5, 1e-3], [1e-9, 1e-9]):
+    for seconds in ([1e-3, 1e-5] * 2, [1e-5, 1e-3] * 2, [1e-9] * 4):
         found = fitted(FOUR, {}, seconds)
         assert found.start > 0
         assert found.message > 0
         assert found.leaving == (MODEL.byte,) * 4  # nothing was heard of the links
+
+
+def test_one_small_call_that_took_too_long_counts_less_than_the_others():
+    """Of two times it would be half of what is known."""
+    true = CostModel(start=10e-6, message=40e-6)
+    exact = [
+        predict.predicted("all_gather", name, 1, FOUR, 0, true)
+        for name in small_calls(4)
+    ]
+    for late in range(len(exact)):
+        seconds = [1.5 * t if k == late else t for k, t in enumerate(exact)]
+        found = fitted(FOUR, {}, seconds)
+        step = found.start + found.message
+        assert step == pytest.approx(true.start + true.message, rel=0.5)
+        assert found.message > found.start
 
 
 def test_model_of_some_hosts():
@@ -102,50 +118,82 @@ def test_expected_time_is_that_of_the_slowest_link():
     assert nbytes * MBIT / 200 < unequal <= equal
 
 
-def model_here(comm):
+def model_of(told):
+    """A model as a rank has told it."""
+    if told is None:
+        return None
+    lists = {k: tuple(v) for k, v in told.items() if isinstance(v, list)}
+    return CostModel(**told | lists)
+
+
+def tell_models(comm):
     """The model of this rank, of a group of it, and the text that tells."""
     session = comm.core.session
     group = comm.split(comm.rank % 2)
-    mine = session.links_between(group.core.world_ranks)
+    models = session.links, session.links_between(group.core.world_ranks)
     text = comm.explain("all_reduce", np.zeros(1 << 18, np.float32))
     total = comm.all_reduce(np.ones(1 << 18, np.float32))
-    return session.links, mine, text, float(total[0])
+    return *(model and asdict(model) for model in models), text, float(total[0])
 
 
-def probed_here(comm):
+def as_it_met(rank):
+    with rank.init(timeout_s=60) as comm:
+        return tell_models(comm)
+
+
+def probed_here(rank):
     """A probe that is taken for good even if the machine is busy."""
     links.BUDGET_S = 1e9
     links.LONGEST = 1 << 16
-    comm.core.session.links = links.probed(comm, 60.0)
-    return model_here(comm)
+    with rank.init(timeout_s=60) as comm:
+        comm.core.session.links = links.probed(comm, 60.0)
+        return tell_models(comm)
 
 
-def probed_without_time(comm):
-    """A probe that has no time for small calls."""
+def probed_without_time(rank):
+    """A probe that has no time for small calls; bursts differ, or are a second each."""
     links.BUDGET_S = 0.0
-    return links.probed(comm, 60.0)
+    exchanged = links._exchanged
+    with rank.init(timeout_s=60) as comm:
+        links._exchanged = lambda *given: (exchanged(*given)[0], 100.0)
+        busy = asdict(links.probed(comm, 60.0))
+        took = {(0, 1): 1.0, (1, 0): 4.0}
+        links._exchanged = lambda *_: (took, 1.0)
+        return busy, asdict(links.probed(comm, 60.0))
 
 
-def probed_when_busy(comm):
+def probed_when_busy(rank):
     """A probe in which bursts of the same pair differ a hundredfold."""
     exchanged = links._exchanged
     links._exchanged = lambda *given: (exchanged(*given)[0], 100.0)
     links.BUDGET_S = 1e9
     links.LONGEST = 1 << 16
-    return links.probed(comm, 60.0)
+    with rank.init(timeout_s=60) as comm:
+        return asdict(links.probed(comm, 60.0))
+
+
+def values_of(ends):
+    assert all(end.status == 0 for end in ends), ends
+    return [end.value for end in ends]
 
 
 @pytest.mark.timeout(60)
-def test_links_are_taken_for_equal_if_there_is_no_time_for_small_calls():
-    one, other = world_across([1, 1]).run(probed_without_time)
-    assert one == other
-    assert {*one.leaving, *one.entering} == {one.byte}
-    assert (one.start, one.message) == (MODEL.start, MODEL.message)
+def test_links_are_taken_for_equal_if_there_is_no_time_for_small_calls(forks):
+    told = values_of(forks.run(2, probed_without_time, hosts=(1, 1)))
+    assert told[0] == told[1]
+    busy, slow = map(model_of, told[0])
+    assert {*busy.leaving, *busy.entering} == {busy.byte}
+    for model in (busy, slow):
+        assert (model.start, model.message) == (MODEL.start, MODEL.message)
+    # bursts that agree are not those of busy hosts: links have the rates that were seen
+    rates = 1.0 / links.SHORT, 4.0 / links.SHORT
+    assert (slow.leaving, slow.entering) == (rates, rates[::-1])
 
 
 @pytest.mark.timeout(60)
-def test_busy_hosts_have_equal_links_and_the_latencies_of_their_small_calls():
-    one, other = world_across([1, 1]).run(probed_when_busy)
+def test_busy_hosts_have_equal_links_and_the_latencies_of_their_small_calls(forks):
+    ends = forks.run(2, probed_when_busy, hosts=(1, 1))
+    one, other = map(model_of, values_of(ends))
     assert one == other
     assert len({*one.leaving}) == len({*one.entering}) == 1
     assert one.start != MODEL.start
@@ -166,7 +214,7 @@ def test_latency_of_busy_hosts_decides_on_small_calls():
         best = choose(what, nbytes, **ask, model=true).predicted
         for model, regret in worst.items():
             found = choose(what, nbytes, **ask, model=model).algorithm
-            took = predict.predicted(what, found, 1, FOUR, nbytes, true)
+            took = simulated(what, found, 1, FOUR, nbytes, true)
             worst[model] = max(regret, took / best)
     as_measured, one_rate = worst.values()
     assert as_measured <= 1.02
@@ -176,24 +224,28 @@ def test_latency_of_busy_hosts_decides_on_small_calls():
 def test_rates_within_the_spread_of_bursts_are_taken_for_equal():
     pairs = {(0, 1): 1e-8, (1, 0): 1e-8, (0, 2): 2e-8, (2, 0): 2e-8}
     pairs |= {(1, 2): 2e-8, (2, 1): 2e-8}
-    at_rest, busy = (fitted((0, 1, 2), pairs, [1e-4] * 2, alike=a) for a in (1.3, 3.0))
+    at_rest, busy = (fitted((0, 1, 2), pairs, [1e-4] * 4, alike=a) for a in (1.3, 3.0))
     assert len(set(at_rest.leaving)) == 2
     assert len(set(busy.leaving)) == 1
 
 
 @pytest.mark.timeout(60)
-def test_the_world_is_probed_when_it_meets(monkeypatch):
-    monkeypatch.setenv("UNISONO_PROBE", "1")
-    models = [end[0] for end in world_across([1, 1]).run(model_here)]
+def test_the_world_is_probed_when_it_meets(forks):
+    ends = forks.having(UNISONO_PROBE="1").run(2, as_it_met, hosts=(1, 1))
+    models = [model_of(value[0]) for value in values_of(ends)]
     assert models[0] == models[1]
     assert len(models[0].leaving) == 2
 
 
 @pytest.mark.timeout(60)
-def test_all_ranks_probe_and_have_the_same_model():
-    ends = world_across([1, 2, 1]).run(probed_here)
-    models, groups, texts, sums = zip(*ends, strict=True)
+def test_all_ranks_probe_and_have_the_same_model(forks):
+    ends = forks.run(4, probed_here, hosts=(1, 2, 1))
+    models, groups, texts, sums = zip(*values_of(ends), strict=True)
+    models, groups = [*map(model_of, models)], [*map(model_of, groups)]
     assert len(set(models)) == 1
+    assert models[0].byte_inside > 0 < models[0].added_byte
+    assert models[0].byte_inside != MODEL.byte_inside
+    assert models[0].added_byte != MODEL.added_byte
     assert len(models[0].leaving) == 3
     assert groups[0] == groups[2] == models[0].of([0, 1])
     assert groups[1] == groups[3] == models[0].of([1, 2])
@@ -202,13 +254,11 @@ def test_all_ranks_probe_and_have_the_same_model():
 
 
 @pytest.mark.timeout(60)
-def test_one_rank_that_does_not_want_it_is_enough():
-    def of(rank):
-        return {"UNISONO_PROBE": "0" if rank == 1 else "1"}
-
-    ends = world_across([1, 1], env_of=of).run(model_here)
-    assert [model for model, *_ in ends] == [None, None]
-    assert "without a probe" in ends[0][2]
+def test_one_rank_that_does_not_want_it_is_enough(forks):
+    env = [{"UNISONO_PROBE": probes} for probes in ("1", "0")]
+    told = values_of(forks.run(2, as_it_met, hosts=(1, 1), env=env))
+    assert [model for model, *_ in told] == [None, None]
+    assert "without a probe" in told[0][2]
 
 
 def test_the_variable_switches_it_off(monkeypatch):
@@ -216,6 +266,47 @@ def test_the_variable_switches_it_off(monkeypatch):
     assert not links.wanted()
     monkeypatch.delenv("UNISONO_PROBE")
     assert links.wanted()
+
+
+def bursts_of(byte, latency, each, idle=0.0):
+    """What is found of a link, in bursts that may take so long together."""
+
+    def took(nbytes):
+        return {(0, 1): latency + nbytes * byte}
+
+    found = links.Bursts(took(links.SHORT))
+    found.idle = idle
+    for _ in range(links.LONGER):
+        sizes, _ = found.longer(each)
+        found.add(sizes, took(sizes[0, 1]) if sizes else {})
+    return found.rates[0, 1]
+
+
+@pytest.mark.parametrize("gbit", [0.1, 1, 10, 100, 400])
+def test_latency_is_not_taken_for_bytes(gbit):
+    byte = 8e-9 / gbit
+    assert bursts_of(byte, 1e-5, 3e-3) == pytest.approx(byte, rel=0.3)
+    assert bursts_of(byte, 0.0, 3e-3) == pytest.approx(byte)
+
+
+@pytest.mark.parametrize("gbit", [10, 40, 100])
+def test_long_latency_is_told_from_bytes_by_fewer_bursts(gbit):
+    """Short bursts take a third of the time there is, nearly all of it latency."""
+    byte, latency = 8e-9 / gbit, 5e-4
+    found = links.Bursts({(0, 1): latency})
+    found.idle = latency
+    assert found.longer(1.5e-3)[1] == 1
+    assert found.longer(1.0)[1] == links.REPEATS
+    assert bursts_of(byte, latency, 1.5e-3, latency) == pytest.approx(byte, rel=0.01)
+    assert bursts_of(byte, latency, 1.5e-3) > 2 * byte
+
+
+def test_bursts_that_tell_little_of_the_rate_are_not_taken_for_nothing():
+    found = links.Bursts({(0, 1): 2e-3})
+    found.add({(0, 1): 1 << 20}, {(0, 1): 1.9e-3})  # quicker than the short one
+    assert found.rates[0, 1] == pytest.approx(links.LEAST_BYTES * 1.9e-3 / (1 << 20))
+    found.add({(0, 1): 2 * links.SHORT}, {(0, 1): 3e-3})
+    assert found.rates[0, 1] == pytest.approx(3e-3 / (2 * links.SHORT))
 
 
 def test_of_many_hosts_each_asks_few():

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from unisono.cli._doctor.limits import memory_limit
 from unisono.transports import ucx
 from unisono.transports.registry import FABRIC
-from unisono.units import format_bytes
 
 _DEVICES = Path("/sys/class/infiniband")
 _VERBS = Path("/dev/infiniband")
@@ -81,10 +81,9 @@ def rdma() -> Fact:
 
 def locked_memory() -> Fact:
     """RDMA pins the memory that it reads and writes."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    words = "unlimited" if soft < 0 else format_bytes(soft)
+    unlimited, words = memory_limit(resource.RLIMIT_MEMLOCK)
     fix = "ulimit -l unlimited; in a container: docker run --ulimit memlock=-1"
-    return Fact("RDMA memory", soft < 0, f"{words} may be locked", fix)
+    return Fact("RDMA memory", unlimited, f"{words} may be locked", fix)
 
 
 def gpu_direct() -> Fact:

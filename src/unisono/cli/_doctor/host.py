@@ -21,10 +21,11 @@ import msgspec
 
 import unisono
 from unisono.cli._doctor import fabric
+from unisono.cli._doctor.limits import memory_limit
 from unisono.devices import found
 from unisono.errors import UnisonoError
 from unisono.runtime.world.address import free_port
-from unisono.transports.addresses import choose, interfaces
+from unisono.transports.addresses import choose, interfaces, named_interfaces
 from unisono.units import format_bytes
 
 MARK = "unisono doctor: "
@@ -156,12 +157,10 @@ def _limits() -> Iterator[Finding]:
     if not enough:
         fix = "echo '* - nofile 65536' | sudo tee -a /etc/security/limits.conf"
     yield Finding("descriptors", not few, detail, fix)
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    detail = "unlimited" if soft < 0 else format_bytes(soft)
+    _, detail = memory_limit(resource.RLIMIT_MEMLOCK)
     yield Finding("locked memory", True, f"{detail}; needed by RDMA alone")
-    soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-    detail = "unlimited" if soft < 0 else format_bytes(soft)
-    yield Finding("address space", soft < 0, detail, "ulimit -v unlimited")
+    unlimited, detail = memory_limit(resource.RLIMIT_AS)
+    yield Finding("address space", unlimited, detail, "ulimit -v unlimited")
 
 
 def _amount(limit: int) -> str:
@@ -175,14 +174,17 @@ def _interfaces(several: bool) -> Finding:
     )
     wanted = os.environ.get("UNISONO_INTERFACE", "")
     try:
-        choose(wanted or None)
+        chosen = choose(wanted or None)
     except UnisonoError as error:
         return Finding("interfaces", False, str(error), "unset UNISONO_INTERFACE")
-    if wanted in interfaces() and wanted not in here:
+    if down := [n for n in named_interfaces(wanted) if n in interfaces().keys() - here]:
+        names = ", ".join(down)
         return Finding(
-            *("interfaces", False, f"UNISONO_INTERFACE={wanted} is down ({detail})"),
-            f"sudo ip link set {wanted} up",
+            *("interfaces", False, f"UNISONO_INTERFACE: {names} is down ({detail})"),
+            f"sudo ip link set {down[0]} up",
         )
+    if chosen.rails:
+        detail += f"; used together: {', '.join(map(str, chosen.rails))}"
     beyond = [name for name in here if name != "lo"]
     return Finding(
         *("interfaces", bool(beyond) or not several, detail or "none is up"),

@@ -124,14 +124,15 @@ def _compiled_one(
 
     from unisono.interop.torch import compiled
     from unisono.interop.torch.collectives import TorchCollectives
+    from unisono.interop.torch.planned import PlannedCalls
 
-    kinds = served(devices)
-    calls = TorchCollectives(rendezvous, kinds)
+    calls = TorchCollectives(rendezvous, served(devices))
     calls.records = False  # the compiled work does
+    planned = PlannedCalls(calls)
     wrapped = c10d.get_debug_level() == c10d.DebugLevel.DETAIL  # by torch, afterwards
     if devices is not None and len(set(devices.values())) == 1 and not wrapped:
-        return compiled.make_group(calls, options.timeout, options.store, kinds)
-    return compiled.make_backend(calls, options.timeout)
+        return compiled.make_group(planned, options.timeout, options.store)
+    return compiled.make_backend(planned, options.timeout)
 
 
 def _loads() -> bool:

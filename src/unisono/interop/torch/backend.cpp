@@ -2,19 +2,20 @@
 //
 // Each call takes Python's lock and says what torch wants to `TorchCollectives`. What comes
 // back is a `PendingCall`; the work around it has a future that needs no Python to be
-// completed. Blocking calls on plain tensors are made here, by their plans: `plans.hpp`.
+// completed. Calls on plain tensors are made here, without Python: collectives by their plans
+// (`plans.hpp`), messages (`messages.hpp`), and their work (`begun_work.hpp`).
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include "begun_work.hpp"
+#include "messages.hpp"
 #include "plans.hpp"
-#include "work.hpp"
 
 namespace unisono {
 
 using c10d::OpType;
 using Tensor = at::Tensor;
-using Tensors = std::vector<at::Tensor>;
 using Lists = std::vector<Tensors>;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
@@ -35,8 +36,9 @@ template <class Types> constexpr Types coalesced_reduce_scatter() {
 
 class UnisonoBackend : public c10d::Backend {
 public:
-  UnisonoBackend(py::object calls, int rank, int size, std::chrono::milliseconds timeout)
-      : Backend(rank, size), calls_(std::move(calls)),
+  UnisonoBackend(py::object calls, py::object planned, int rank, int size,
+                 std::chrono::milliseconds timeout)
+      : Backend(rank, size), calls_(std::move(calls)), planned_(std::move(planned)),
         options_(c10::make_intrusive<Options>("unisono", timeout)) {}
 
   const std::string getBackendName() const override { return "unisono"; }
@@ -49,7 +51,10 @@ public:
     options_->timeout = timeout;
     tell("set_timeout", timeout);
   }
-  void shutdown() override { tell("leave"); }
+  void shutdown() override {
+    py::gil_scoped_acquire locked;
+    (*planned_).attr("leave")(latest_ ? *latest_ : py::handle(Py_None));
+  }
   void abort() override { tell("close"); }
   void monitoredBarrier(const c10d::BarrierOptions &opts, bool all) override {
     tell("monitored_barrier", opts.timeout, all);
@@ -81,10 +86,8 @@ public:
   }
 
   WorkPtr allreduce(Tensors &x, const c10d::AllreduceOptions &opts) override {
-    if (x.size() == 1 && begins_plain(opts) && plain_bytes(x[0]))
-      if (WorkPtr work = planned(OpType::ALLREDUCE, all_reduce, x[0], x[0], x, opts,
-                                 opts.reduceOp, 0, x[0].numel()))
-        return work;
+    if (WorkPtr work = planned_in_place(OpType::ALLREDUCE, all_reduce, x, opts, opts.reduceOp, 0))
+      return work;
     return call({OpType::ALLREDUCE, "unisono:all_reduce", "allreduce"}, x, x, x, opts);
   }
   WorkPtr allreduce_sparse(Tensors &x, const c10d::AllreduceOptions &opts) override {
@@ -96,17 +99,15 @@ public:
                 opts);
   }
   WorkPtr reduce(Tensors &x, const c10d::ReduceOptions &opts) override {
-    if (x.size() == 1 && begins_plain(opts) && plain_bytes(x[0]))
-      if (WorkPtr work = planned(OpType::REDUCE, reduce_, x[0], x[0], x, opts, opts.reduceOp,
-                                 opts.rootRank, x[0].numel()))
-        return work;
+    if (WorkPtr work =
+            planned_in_place(OpType::REDUCE, reduce_, x, opts, opts.reduceOp, opts.rootRank))
+      return work;
     return call({OpType::REDUCE, "unisono:reduce", "reduce"}, x, x, x, opts);
   }
   WorkPtr broadcast(Tensors &x, const c10d::BroadcastOptions &opts) override {
-    if (x.size() == 1 && begins_plain(opts) && plain_bytes(x[0]))
-      if (WorkPtr work = planned(OpType::BROADCAST, broadcast_, x[0], x[0], x, opts,
-                                 ReductionType::SUM, opts.rootRank, x[0].numel()))
-        return work;
+    if (WorkPtr work = planned_in_place(OpType::BROADCAST, broadcast_, x, opts,
+                                        ReductionType::SUM, opts.rootRank))
+      return work;
     return call({OpType::BROADCAST, "unisono:broadcast", "broadcast"}, x, x, x, opts);
   }
   WorkPtr allgather(Lists &y, Tensors &x, const c10d::AllgatherOptions &opts) override {
@@ -114,7 +115,7 @@ public:
                 opts);
   }
   WorkPtr _allgather_base(Tensor &y, Tensor &x, const c10d::AllgatherOptions &opts) override {
-    if (begins_plain(opts) && plain_bytes(x, y, size_, 1))
+    if (begins_plain() && plain_bytes(x, y, size_, 1))
       if (WorkPtr work = planned(OpType::_ALLGATHER_BASE, all_gather, x, y, {y}, opts,
                                  ReductionType::SUM, 0, y.numel()))
         return work;
@@ -145,7 +146,7 @@ public:
   }
   WorkPtr _reduce_scatter_base(Tensor &y, Tensor &x,
                                const c10d::ReduceScatterOptions &opts) override {
-    if (begins_plain(opts) && plain_bytes(x, y, 1, size_))
+    if (begins_plain() && plain_bytes(x, y, 1, size_))
       if (WorkPtr work = planned(OpType::_REDUCE_SCATTER_BASE, reduce_scatter_, x, y, {y}, opts,
                                  opts.reduceOp, 0, x.numel()))
         return work;
@@ -166,7 +167,7 @@ public:
                         std::vector<std::int64_t> &gives,
                         const c10d::AllToAllOptions &opts) override {
     const bool even = gets.empty() && gives.empty() && x.dim() > 0 && x.size(0) % size_ == 0;
-    if (even && begins_plain(opts) && plain_bytes(x, y, 1, 1))
+    if (even && begins_plain() && plain_bytes(x, y, 1, 1))
       if (WorkPtr work = planned(OpType::ALLTOALL_BASE, all_to_all, x, y, {y}, opts,
                                  ReductionType::SUM, 0, x.numel()))
         return work;
@@ -174,19 +175,25 @@ public:
                 y, x, gets, gives, opts);
   }
   WorkPtr barrier(const c10d::BarrierOptions &opts) override {
-    if (begins_plain(opts))
+    if (begins_plain())
       if (WorkPtr work = planned(OpType::BARRIER, barrier_, nothing_, nothing_, {}, opts,
                                  ReductionType::SUM, 0, 0))
         return work;
     return call({OpType::BARRIER, "unisono:barrier", "barrier"}, {}, {}, opts);
   }
   WorkPtr send(Tensors &x, int to, int tag) override {
+    if (WorkPtr work = planned_message(OpType::SEND, x, to, tag))
+      return work;
     return call({OpType::SEND, "unisono:send", "send"}, x, x, x, to, tag);
   }
   WorkPtr recv(Tensors &y, int from, int tag) override {
+    if (WorkPtr work = planned_message(OpType::RECV, y, from, tag))
+      return work;
     return call({OpType::RECV, "unisono:recv", "recv"}, y, y, y, from, tag);
   }
   WorkPtr recvAnysource(Tensors &y, int tag) override {
+    if (WorkPtr work = planned_message(OpType::RECVANYSOURCE, y, -1, tag))
+      return work;
     return call({OpType::RECVANYSOURCE, "unisono:recvAnySource", "recv"}, y, y, y,
                 std::optional<int>(), tag);
   }
@@ -204,10 +211,8 @@ private:
                               reduce_scatter_[] = "reduce_scatter",
                               all_to_all[] = "all_to_all", barrier_[] = "barrier";
 
-  // Whether a call blocks, is not one of several that are one work, and is not recorded.
-  template <class Options> bool begins_plain(const Options &opts) const {
-    return !opts.asyncOp && !together_ && !is_recorded();
-  }
+  // Whether a call is not one of several that are one work, and is not recorded.
+  bool begins_plain() const { return !together_ && !is_recorded(); }
 
   // A call whose tensors are used as they are. Null if Python has to make it.
   template <class Options>
@@ -219,21 +224,72 @@ private:
       return nullptr;
     py::gil_scoped_acquire locked;
     const auto [comm, plan] =
-        plans_.find(*calls_, {collective, count, root, x.scalar_type(), op});
+        plans_.find(*planned_, {collective, count, root, x.scalar_type(), op});
     if (!plan)
       return nullptr;
-    switch (hooks->run_planned(comm.ptr(), plan.ptr(), x.const_data_ptr(), y.mutable_data_ptr(),
-                               limit->count() * 1'000'000)) {
+    const auto *input = x.const_data_ptr();
+    auto *output = y.mutable_data_ptr();
+    const std::int64_t timeout = limit->count() * 1'000'000;
+    if (opts.asyncOp) {
+      auto native = begun(hooks->submit_planned(comm.ptr(), plan.ptr(), input, output, timeout));
+      if (!native)
+        return nullptr;
+      latest_ = PyReference(native);
+      return work_of(type, std::move(native), collective, *limit, x, outputs);
+    }
+    switch (hooks->run_planned(comm.ptr(), plan.ptr(), input, output, timeout)) {
     case WorkHooks::general: return nullptr;
     case WorkHooks::done: break;
     case WorkHooks::written: new Tensors{x, y}; [[fallthrough]]; // never released
     case WorkHooks::failed:
-      (*calls_).attr("raise_failure")(std::chrono::duration<double>(*limit).count());
+      (*planned_).attr("raise_failure")(std::chrono::duration<double>(*limit).count());
       [[fallthrough]];
     default: throw py::error_already_set();
     }
     ++sequence_;
     return c10::make_intrusive<UnisonoWork>(rank_, type, outputs);
+  }
+
+  // A message of one such tensor.
+  WorkPtr planned_message(OpType type, const Tensors &x, int peer, int tag) {
+    const auto limit = limit_of(options_->timeout, options_->timeout);
+    if (x.size() != 1 || !begins_plain() || !plain_bytes(x[0]) || !limit)
+      return nullptr;
+    const bool sends = type == OpType::SEND;
+    void *data = sends ? const_cast<void *>(x[0].const_data_ptr()) : x[0].mutable_data_ptr();
+    py::gil_scoped_acquire locked;
+    const auto &kind = messages_.find(*planned_, sends, x[0].scalar_type());
+    const Message message{sends, peer, tag, data, x[0].nbytes(), kind.collective, kind.dtype,
+                          std::uint64_t(x[0].numel() * kind.times), limit->count() * 1'000'000};
+    auto native = begun(hooks->begin_message((*kind.comm).ptr(), &message));
+    if (!native)
+      return nullptr;
+    return work_of(type, std::move(native), sends ? "send" : "recv", *limit, {}, x);
+  }
+
+  // What a hook has returned; null if Python has to make the call.
+  static py::object begun(PyObject *native) {
+    if (native == nullptr && PyErr_Occurred())
+      throw py::error_already_set();
+    return py::reinterpret_steal<py::object>(native);
+  }
+
+  WorkPtr work_of(OpType type, py::object native, const char *name,
+                  std::chrono::milliseconds limit, const Tensor &input, const Tensors &outputs) {
+    ++sequence_;
+    PyReference planned(py::reinterpret_borrow<py::object>(*planned_));
+    return c10::make_intrusive<BegunWork>(
+        rank_, type, std::move(native),
+        BegunWork::Call{std::move(planned), name, limit, input, outputs});
+  }
+
+  // The same on the one tensor of a call, in place; null if it is not such a call.
+  template <class Options>
+  WorkPtr planned_in_place(OpType type, const char *collective, const Tensors &x,
+                           const Options &opts, ReductionType op, std::int64_t root) {
+    if (x.size() != 1 || !begins_plain() || !plain_bytes(x[0]))
+      return nullptr;
+    return planned(type, collective, x[0], x[0], x, opts, op, root, x[0].numel());
   }
 
   template <class... Args> void tell(const char *method, const Args &...args) {
@@ -256,17 +312,20 @@ private:
     return work;
   }
 
-  PyReference calls_;
+  PyReference calls_, planned_;
+  PyReference latest_; // of the collectives that were begun without Python
   c10::intrusive_ptr<Options> options_;
   std::atomic<std::uint64_t> sequence_ = 0;
   std::atomic<bool> together_ = false;
   PlanTable plans_;
+  MessageTable messages_;
   Tensor nothing_ = at::empty({0}, at::kByte);
 };
 
-c10::intrusive_ptr<c10d::Backend> make_backend(py::object calls, int rank, int size,
-                                               std::chrono::milliseconds timeout) {
-  return c10::make_intrusive<UnisonoBackend>(std::move(calls), rank, size, timeout);
+c10::intrusive_ptr<c10d::Backend> make_backend(py::object calls, py::object planned, int rank,
+                                               int size, std::chrono::milliseconds timeout) {
+  return c10::make_intrusive<UnisonoBackend>(std::move(calls), std::move(planned), rank, size,
+                                             timeout);
 }
 
 // torch calls every group of a backend that it does not know "custom".
@@ -294,7 +353,7 @@ PYBIND11_MODULE(_unisono_torch, m) {
   py::module_::import("torch._C._distributed_c10d");
   const py::object found = py::module_::import("unisono._native").attr("work_hooks")();
   unisono::hooks = static_cast<const unisono::WorkHooks *>(
-      PyCapsule_GetPointer(found.ptr(), "unisono.work_hooks.2"));
+      PyCapsule_GetPointer(found.ptr(), unisono::hooks_name));
   if (unisono::hooks == nullptr)
     throw py::error_already_set();
   m.def("make_backend", &unisono::make_backend);

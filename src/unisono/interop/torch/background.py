@@ -15,12 +15,12 @@ import logging
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 from unisono.errors import UsageError
 from unisono.interop.torch import compiled
+from unisono.service_threads import ServiceThread
 
 _LOG = logging.getLogger("unisono")
 
@@ -105,9 +105,7 @@ def _start(descriptor: int) -> None:
         cwd="/",
     )
     # Somebody has to take note of its end, if this process lives so long.
-    threading.Thread(
-        target=process.wait, name="unisono-torch-build", daemon=True
-    ).start()
+    ServiceThread(target=process.wait, name="unisono-torch-build", daemon=True).start()
 
 
 if __name__ == "__main__":

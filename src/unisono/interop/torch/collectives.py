@@ -28,7 +28,6 @@ from unisono.interop.torch.stream_calls import StreamCallBuilder
 from unisono.interop.torch.stream_work import StagedMessage, together
 from unisono.interop.torch.streams import CallStreams, barrier_device
 from unisono.interop.torch.tensors import (
-    DTYPE_OF,
     first_of,
     joined_to_read,
     known,
@@ -373,11 +372,15 @@ class TorchCollectives:
         """The deadline of calls that have none of their own."""
         self.timeout_s = timeout.total_seconds()
 
-    def leave(self) -> None:
-        """Leave the group when what was called has ended; the others count on it."""
-        if self.latest is not None and not self.latest.done():
-            with suppress(UnisonoError):
-                self.latest.wait(_LEAVING_S)
+    def leave(self, begun: Part | None = None) -> None:
+        """Leave the group when what was called has ended; the others count on it.
+
+        `begun` is the latest call that the compiled adapter began by itself.
+        """
+        for part in (self.latest, begun):
+            if part is not None and not part.done():
+                with suppress(UnisonoError):
+                    part.wait(_LEAVING_S)
         self.close()
 
     def close(self) -> None:
@@ -432,29 +435,6 @@ class TorchCollectives:
             return self.rendezvous.communicator().core
         except UnisonoError as error:
             raise for_torch(error) from None
-
-    def plan_for(
-        self, collective: str, dtype: torch.dtype, count: int, op: Any, root: int
-    ) -> tuple[Any, Any] | None:
-        """The communicator and the plan of a blocking call on tensors as they are.
-
-        Both are the core's own, for the compiled adapter, which makes such calls
-        without Python. None if the call needs more.
-        """
-        name, kind = OPS.get(op), DTYPE_OF.get(dtype)
-        if name is None or kind is None:
-            return None
-        if collective == "barrier" and "cuda" in self.devices:
-            return None  # the device may have to be waited for
-        core = self.core
-        try:
-            return core.native, core.plan_of(collective, kind, count, name, root)
-        except UnisonoError as error:
-            raise for_torch(error) from None
-
-    def raise_failure(self, timeout_s: float) -> None:
-        """Raise why such a call has failed."""
-        raise for_torch(self.core.failure(timeout_s))
 
     def start(self, *call: Any, **how: Any) -> Part | None:
         """`Core.start`, whose errors are torch's as well."""

@@ -25,11 +25,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Sequence
 from importlib.machinery import ExtensionFileLoader
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -37,11 +36,17 @@ import unisono
 from unisono.errors import UsageError
 from unisono.user_cache import UserCache, alone, opened
 
+if TYPE_CHECKING:
+    from unisono.interop.torch.planned import PlannedCalls
+
 _LOG = logging.getLogger("unisono")
 _MODULE = "_unisono_torch"
 _HERE = Path(__file__).parent
 _SOURCE = _HERE / "backend.cpp"
-_HEADERS = ("plans.hpp", "work.hpp", "pool.hpp")
+_HEADERS = (
+    *("plans.hpp", "messages.hpp", "begun_work.hpp"),
+    *("work.hpp", "hooks.hpp", "pool.hpp"),
+)
 _CACHE = UserCache("torch", "the compiled torch adapter")
 _LINES = 30  # of the compiler's, in an error
 _COMPILERS = ("c++", "g++", "clang++")
@@ -117,15 +122,16 @@ def load() -> ModuleType:
     return module
 
 
-def make_backend(calls: Any, timeout: Any) -> Any:
+def make_backend(planned: PlannedCalls, timeout: Any) -> Any:
     """A `c10d::Backend` of this rank, to be registered for its devices."""
-    return load().make_backend(calls, calls.rank, calls.size, timeout)
+    calls = planned.calls
+    return load().make_backend(calls, planned, calls.rank, calls.size, timeout)
 
 
-def make_group(calls: Any, timeout: Any, store: Any, devices: Sequence[str]) -> Any:
-    """A whole process group around it, which has our name and serves these devices."""
-    backend = make_backend(calls, timeout)
-    kinds = [torch.device(device) for device in devices]
+def make_group(planned: PlannedCalls, timeout: Any, store: Any) -> Any:
+    """A whole process group around it, which has our name and serves its devices."""
+    backend, calls = make_backend(planned, timeout), planned.calls
+    kinds = [torch.device(device) for device in calls.devices]
     return load().make_group(store, calls.rank, calls.size, backend, kinds)
 
 

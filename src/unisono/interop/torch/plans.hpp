@@ -1,5 +1,5 @@
-// Blocking calls on tensors as they are: what one needs is asked of Python once, and from then
-// on it is made without Python code.
+// Collectives on tensors as they are: what one needs is asked of Python once, and from then on
+// it is made without Python code.
 
 #pragma once
 
@@ -12,7 +12,7 @@
 #include <ATen/record_function.h>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-#include "work.hpp"
+#include "pool.hpp"
 
 namespace unisono {
 
@@ -45,11 +45,11 @@ public:
     py::object comm, plan; // none: Python makes this call
   };
 
-  Found find(py::handle calls, const PlanKey &key) {
+  Found find(py::handle planned, const PlanKey &key) {
     auto at = table_.find(key);
     if (at == table_.end()) {
-      const py::object made = calls.attr("plan_for")(key.collective, key.dtype, key.count,
-                                                     py::cast(key.op), key.root);
+      const py::object made = planned.attr("plan_for")(key.collective, key.dtype, key.count,
+                                                       py::cast(key.op), key.root);
       if (table_.size() >= most)
         table_.clear();
       Entry entry;
@@ -62,7 +62,6 @@ public:
     return {py::reinterpret_borrow<py::object>(*at->second.comm),
             py::reinterpret_borrow<py::object>(*at->second.plan)};
   }
-  void clear() { table_.clear(); }
 
 private:
   struct Entry {

@@ -13,28 +13,24 @@
 #include <pybind11/chrono.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "hooks.hpp"
 #include "pool.hpp"
 
 namespace unisono {
 
-// What `_native.work_hooks` gives; its name there changes with this struct.
-struct WorkHooks {
-  int (*when_done)(PyObject *work, void (*call)(void *, int), void *arg);
-  // What it returns; or -1, with an error set.
-  enum : int { general, done, failed, written };
-  int (*run_planned)(PyObject *comm, PyObject *plan, const void *input, void *output,
-                     std::int64_t timeout);
-};
-inline const WorkHooks *hooks = nullptr;
+using Tensors = std::vector<at::Tensor>;
 
-// Calls `then` on a thread of the pool when all parts of a `PendingCall` have ended, and passes
-// whether all ended well. It does not take the GIL later.
+// Calls `then` on a thread of the pool when all parts of a call have ended, and passes whether
+// all ended well. It does not take the GIL later.
 class CompletionWatch {
 public:
   using Then = std::function<void(bool)>;
 
+  // Of a `PendingCall`.
   static void begin(py::handle pending, Then then) {
-    const py::list parts = pending.attr("native_parts")();
+    begin(py::tuple(pending.attr("native_parts")()), std::move(then));
+  }
+  static void begin(const py::tuple &parts, Then then) {
     auto *watch = new CompletionWatch(std::move(then), int(parts.size()) + 1);
     for (py::handle part : parts)
       if (hooks->when_done(part.ptr(), &CompletionWatch::ended, watch) != 0)
@@ -63,10 +59,18 @@ private:
   Then then_;
 };
 
+// With Python's lock, after all parts of a `PendingCall` have ended: what went wrong. It brings
+// results home, if they are not.
+inline std::exception_ptr failure_of(py::handle pending) {
+  const py::object text = pending.attr("failure")();
+  if (text.is_none())
+    return nullptr;
+  return std::make_exception_ptr(
+      c10::DistBackendError({__func__, __FILE__, __LINE__}, text.cast<std::string>()));
+}
+
 class UnisonoWork : public c10d::Work {
 public:
-  using Tensors = std::vector<at::Tensor>;
-
   UnisonoWork(int rank, c10d::OpType type, const char *title, const Tensors &inputs,
               Tensors outputs)
       : Work(rank, type, title, inputs), outputs_(std::move(outputs)) {}
@@ -135,7 +139,7 @@ public:
     if (over_ || !ask("is_completed"))
       return nullptr;
     py::gil_scoped_acquire locked;
-    return failure();
+    return failure_of(*pending_);
   }
 
   int sourceRank() const override {
@@ -185,21 +189,12 @@ private:
     finish();
   }
 
-  // With Python's lock, after all parts have ended: brings results home, if they are not.
-  std::exception_ptr failure() const {
-    const py::object text = (*pending_).attr("failure")();
-    if (text.is_none())
-      return nullptr;
-    return std::make_exception_ptr(
-        c10::DistBackendError({__func__, __FILE__, __LINE__}, text.cast<std::string>()));
-  }
-
   void complete(bool asks) {
     std::exception_ptr error;
     if (asks) {
       py::gil_scoped_acquire locked;
       try {
-        error = failure();
+        error = failure_of(*pending_);
       } catch (py::error_already_set &raised) {
         error = std::make_exception_ptr(std::runtime_error(raised.what()));
       }

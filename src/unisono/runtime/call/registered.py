@@ -5,10 +5,11 @@ same addresses, so other ranks of the host use it like an array of `comm.empty`.
 the array has of the pages at its ends is copied in every call, because the rest of
 these pages belongs to others.
 
-A registration ends with `unregister`, with its communicator, or with the memory's
-owner. Of NumPy that is the array that allocated it, and its end is noticed before the
-memory is freed. Of torch it is a storage, whose end is not announced: it is kept, and
-released with the next call of `register` or `unregister` that finds no other holder.
+A registration ends with `unregister` or with its communicator. Until then it keeps the
+memory's owner: of NumPy the array that allocated it, of torch a storage. An owner that
+nobody else holds is released by the next call of `register` or `unregister`. Its end
+could not be waited for: torch does not announce it, and NumPy from 2.5 on only after
+the memory is freed, when another thread may have it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
-from weakref import finalize
+from weakref import ref
 
 import numpy as np
 
@@ -149,7 +150,7 @@ class RegisteredArrays:
 
 
 class _Entry(NamedTuple):
-    """A registration, and what keeps or watches its memory.
+    """A registration, and what keeps its memory.
 
     `is_over` tells that it should end; `is_freed` that the owner has other memory now,
     so that what is at the address is not the owner's any more.
@@ -157,10 +158,10 @@ class _Entry(NamedTuple):
 
     address: int
     nbytes: int
+    kept: object  # its memory is freed after the registration has ended
     native: _native.Registration
-    is_over: Callable[[], bool]
-    is_freed: Callable[[], bool]
-    kept: object
+    is_over: Callable[[], bool] = bool
+    is_freed: Callable[[], bool] = bool
 
     def holds(self, buffer: Buffer) -> bool:
         end = self.address + self.nbytes
@@ -179,26 +180,45 @@ def home_of(session: Session, buffer: Buffer) -> MemoryHome:
     return MemoryHome(session.engine.memory_home(buffer.address, buffer.nbytes))
 
 
+class _KeptArray:
+    """An array of NumPy that owns its memory."""
+
+    def __init__(self, owner: object) -> None:
+        """The weak reference is there because NumPy resizes no array that has one."""
+        self._owner = owner
+        self._watch = ref(owner)
+
+    def num_references(self) -> int:
+        """Those of this method included."""
+        return sys.getrefcount(self._owner)
+
+    def is_alone(self) -> bool:
+        """Whether nobody else holds the array, or a view of it."""
+        return self.num_references() <= _NUM_REFERENCES_ALONE
+
+
+_NUM_REFERENCES_ALONE = _KeptArray(np.empty(0)).num_references()
+
+
 def _entry(x: Any, buffer: Buffer, native: _native.Registration) -> _Entry:
     place = buffer.address, buffer.nbytes
     owner = x
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
     if isinstance(owner, np.ndarray):
-        watch = finalize(owner, native.end)  # before the memory is freed
-        watch.atexit = False
-        return _Entry(*place, native, lambda: not watch.alive, bool, None)
+        kept = _KeptArray(owner)
+        return _Entry(*place, kept, native, kept.is_alone)
     if not is_tensor(owner):
-        return _Entry(*place, native, bool, bool, x)
+        return _Entry(*place, x, native)
     storage = owner.untyped_storage()
     begin = storage.data_ptr()
     holders = sys.modules["torch"]._C._storage_Use_Count
     return _Entry(
         *place,
+        storage,
         native,
         lambda: holders(storage._cdata) == 1 or storage.data_ptr() != begin,
         lambda: storage.data_ptr() != begin,
-        storage,
     )
 
 

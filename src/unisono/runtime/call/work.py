@@ -203,18 +203,20 @@ class CallsInFlight:
         device = self.device
         if device is not None and not device.is_idle():
             return True
-        with self._lock:
-            return any(work.state() == _PENDING for work, *_ in self._calls)
+        return any(work.state() == _PENDING for work, _ in self.unfinished())
 
     def unfinished(self) -> list[tuple[_native.Work, int]]:
-        """The calls that have not succeeded, with the threads that started them."""
+        """The calls that have not succeeded, with the threads that started them.
+
+        Also those that another extension module has begun, which keeps their arrays.
+        """
         with self._lock:
-            return [(w, t) for w, _, t in self._calls if w.state() != _SUCCEEDED]
+            own = [(w, t) for w, _, t in self._calls if w.state() != _SUCCEEDED]
+        return own + self._comm.begun_calls()
 
     def rest(self, within_s: float) -> None:
         """Sleep until one more has ended, at most `within_s`."""
-        with self._lock:
-            waiting = [w for w, *_ in self._calls if w.state() == _PENDING]
+        waiting = [w for w, _ in self.unfinished() if w.state() == _PENDING]
         if waiting:
             waiting[0].wait(int(within_s * 1e9), False)
         elif self.device is not None:

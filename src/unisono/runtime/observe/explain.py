@@ -97,8 +97,8 @@ def explain(
     if core.hosts_if_several:
         lines.append(f"  hosts      {_crossing(core, programs.programs)}")
         lines.append(f"  links      {_links(links)}")
-        if core.session.lanes:
-            lines.append(f"  lanes      {core.session.lanes}")
+        if lanes := core.session.lanes():
+            lines.append(f"  lanes      {lanes}")
     lines += _of_choice(choice)
     lines.append(f"  measured   {_measured(core, collective, x, choice)}")
     return "\n".join(lines)

@@ -31,10 +31,9 @@ from unisono.schedule.traffic import Floats, Traffic, traffic
 class CostModel:
     """Times in seconds, and seconds per byte.
 
-    Where two ranks send to each other in a step, every byte is slower by `mutual`, and
-    otherwise by `sharing` where a rank has several peers. A rank can receive from
-    `ports` others at once without loss; each further sender makes every byte slower by
-    `crowding`.
+    Where two ranks send to each other in a step, every byte is slower by `mutual`: both
+    directions of their links are busy. A rank can receive from `ports` others at once
+    without loss; each further sender makes every byte slower by `crowding`.
     `encoded` and `decoded` are seconds per element. `leaving` and `entering` are the
     seconds per byte of each host's link, if they were probed; without them every link
     has `byte`.
@@ -44,9 +43,8 @@ class CostModel:
     message: float = 15e-6
     byte: float = 1e-9
     ports: int = 8
-    sharing: float = 0.1
     crowding: float = 0.02
-    mutual: float = 0.2
+    mutual: float = 0.1
     start_inside: float = 2e-6
     byte_inside: float = 1e-10
     added_byte: float = 1e-10
@@ -132,7 +130,7 @@ def step_costs(
 ) -> tuple[StepCost, ...]:
     """The cost of every step, for any size."""
     whole = _traffic(collective, algorithm, hosts)
-    return _costs(whole.split(segments), model, segments)
+    return _costs(whole.split(segments), model)
 
 
 @lru_cache(maxsize=256)
@@ -140,7 +138,7 @@ def _traffic(collective: str, algorithm: str | Spec, hosts: tuple[int, ...]) -> 
     return traffic(schedule(collective, algorithm, len(hosts)), hosts)
 
 
-def _costs(counted: Traffic, model: CostModel, segments: int) -> tuple[StepCost, ...]:
+def _costs(counted: Traffic, model: CostModel) -> tuple[StepCost, ...]:
     busiest = (
         rows.max(axis=1).tolist()
         for rows in (
@@ -158,8 +156,6 @@ def _costs(counted: Traffic, model: CostModel, segments: int) -> tuple[StepCost,
         slowdown = 1 + model.crowding * max(0, peers - model.ports)
         if mutual:
             slowdown += model.mutual
-        elif peers > segments:
-            slowdown += model.sharing
         adding = model.added_byte * (added / counted.unit)
         found.append(
             StepCost(
@@ -182,9 +178,14 @@ def _seconds_across(counted: Traffic, model: CostModel) -> Floats:
     return found
 
 
-def small_calls(n: int) -> tuple[str, str]:
-    """Algorithms of an all_gather of few bytes: in several steps, and in one."""
-    return ("ring" if n <= 8 else "circulant"), "direct"
+def small_calls(n: int) -> tuple[str, ...]:
+    """Algorithms of an all_gather of few bytes: in several steps, and in one.
+
+    Two of each kind, where there are, since a time alone may be wrong by chance.
+    """
+    if n <= 2:
+        return "ring", "direct"
+    return ("ring" if n <= 8 else "pat"), "direct", "circulant", "butterfly:radix=4"
 
 
 ALIKE = 1.3
@@ -201,8 +202,9 @@ def fitted(
     """The model with the constants of a network, from a probe of its links.
 
     `pairs` are the seconds per byte from host to host; a host's link is as fast as the
-    fastest of its pairs. `seconds` are the times of `small_calls`. Rates that differ by
-    less than `alike` times are taken for equal.
+    fastest of its pairs. `seconds` are the times of `small_calls`, or none: then
+    latencies are the usual ones. Rates that differ by less than `alike` times are taken
+    for equal.
     """
     num_hosts = max(hosts) + 1
     ends: list[tuple[float, ...]] = []
@@ -212,7 +214,9 @@ def fitted(
             for host in range(num_hosts)
         ]
         ends.append(_alike([rate or model.byte for rate in best], alike))
-    start, message = _per_step(hosts, seconds, model)
+    start, message = model.start, model.message
+    if seconds:
+        start, message = per_step(hosts, seconds, model)
     leaving, entering = ends
     return replace(
         model,
@@ -242,7 +246,7 @@ def _alike(rates: Sequence[float], alike: float) -> tuple[float, ...]:
     return tuple(found[rate] for rate in rates)
 
 
-def _per_step(
+def per_step(
     hosts: tuple[int, ...], seconds: Sequence[float], model: CostModel
 ) -> tuple[float, float]:
     """What a step costs, and each message of it, from the times of `small_calls`."""
@@ -254,12 +258,19 @@ def _per_step(
         strict=True,
     )
     share = model.message / (model.start + model.message)
-    each = seconds[0] / (steps[0] - steps[0] * share + messages[0] * share)
+    usual = [(1 - share) * a + share * b for a, b in zip(steps, messages, strict=True)]
+    each = seconds[0] / usual[0]
     start, message = (1 - share) * each, share * each
-    determinant = steps[0] * messages[1] - steps[1] * messages[0]
-    if determinant:
-        start = (seconds[0] * messages[1] - seconds[1] * messages[0]) / determinant
-        message = (steps[0] * seconds[1] - steps[1] * seconds[0]) / determinant
+    # The least squares of relative errors: a / t * start + b / t * message = 1.
+    rows = [(a / t, b / t) for a, b, t in zip(steps, messages, seconds, strict=True)]
+    aa, ab, bb, a, b = (
+        math.fsum(column)
+        for column in zip(*((x * x, x * y, y * y, x, y) for x, y in rows), strict=True)
+    )
+    determinant = aa * bb - ab * ab
+    if determinant > 1e-9 * aa * bb:
+        start = (a * bb - b * ab) / determinant
+        message = (aa * b - ab * a) / determinant
     least = LEAST_SHARE * each
     return max(start, least), max(message, least)
 

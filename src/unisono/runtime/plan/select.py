@@ -6,7 +6,9 @@ host of each rank. So all ranks always choose the same.
 - On one host every rank can read every other's memory, and the fewest passes over
   memory win: small calls in one step, large ones with a part for each rank.
 - Where every rank has a host of its own, the candidates are compared by the times that
-  `predict.py` predicts, with the links as they were probed when the ranks met.
+  `predict.py` predicts, with the links as they were probed when the ranks met. Of few
+  ranks those that are predicted to be quickest are simulated (`simulated.py`), and the
+  quickest by that is chosen.
 - Where hosts have several ranks, so are hierarchical ones, made for the placement: data
   crosses the network once, and large calls are cut into segments, so that communication
   within hosts overlaps with the network.
@@ -30,6 +32,7 @@ from unisono.algorithms import schedule as make_schedule
 from unisono.algorithms.choices import chosen_from, on_two_levels, spelled
 from unisono.errors import BadArgument, NotOffered, UnsupportedWorld
 from unisono.runtime.plan.predict import MODEL, CostModel, predicted, step_costs
+from unisono.runtime.plan.simulated import can_simulate, simulated
 from unisono.runtime.plan.tuned import Tuned, TunedRow
 from unisono.schedule.collective import COLLECTIVES
 from unisono.schedule.placement import numbered
@@ -68,6 +71,13 @@ _INSIDE_FIRST = ("reduce", "gather", "reduce_scatter", "all_to_all")
 
 SIMILAR = 0.02
 """Predicted times closer than this are equal: then fewer steps win."""
+MOST_SIMULATED = 8
+"""So many of the candidates that are predicted to be quickest are simulated, of more
+than 16 ranks fewer,"""
+WITHIN = 2.0
+"""if they are predicted to take at most so many times as long as the quickest."""
+SIZE_BITS = 4
+"""Sizes are rounded to so many binary digits, so that few are simulated."""
 
 
 def choose(
@@ -156,7 +166,7 @@ def _on_one_host(collective: str, nbytes: int, n: int) -> AlgorithmChoice:
 def _across_hosts(
     collective: str, nbytes: int, hosts: tuple[int, ...], model: CostModel
 ) -> AlgorithmChoice:
-    candidates = list(chosen_from(collective, hosts))
+    candidates = tuple(chosen_from(collective, hosts))
     return _quickest(collective, nbytes, hosts, candidates, model)
 
 
@@ -169,25 +179,25 @@ def quickest(
     model: CostModel = MODEL,
 ) -> AlgorithmChoice:
     """The fastest hierarchical algorithm, by these algorithms inside and across."""
-    return _quickest(collective, nbytes, hosts, list(on_two_levels(hosts, by)), model)
+    return _quickest(collective, nbytes, hosts, tuple(on_two_levels(hosts, by)), model)
 
 
 def _quickest(
     collective: str,
     nbytes: int,
     hosts: tuple[int, ...],
-    candidates: Sequence[tuple[str, int]],
+    candidates: tuple[tuple[str, int], ...],
     model: CostModel,
 ) -> AlgorithmChoice:
-    """The fastest candidate, as predicted; of similar ones that with fewest steps."""
-    times = {c: predicted(collective, *c, hosts, nbytes, model) for c in candidates}
+    """The fastest candidate, as expected; of similar ones that with fewest steps."""
+    times = _expected(collective, _rounded(nbytes), hosts, candidates, model)
     limit = (1 + SIMILAR) * min(times.values())
     chosen = min(
-        (c for c in candidates if times[c] <= limit),
+        (c for c in times if times[c] <= limit),
         key=lambda c: len(step_costs(collective, *c, hosts, model)),
     )
-    others = [c for c in candidates if c[0] != chosen[0]] or [
-        c for c in candidates if c != chosen
+    others = [c for c in times if c[0] != chosen[0]] or [
+        c for c in times if c != chosen
     ]
     why = (
         f"{_describe_hosts(hosts)}, {format_bytes(nbytes)}: "
@@ -197,6 +207,35 @@ def _quickest(
     second = min(others, key=times.__getitem__)
     both = times[chosen], times[second]
     return AlgorithmChoice(spelled(*chosen), why, spelled(*second), "model", *both)
+
+
+def _rounded(nbytes: int) -> int:
+    """The nearest number with few digits, in binary: up to 6 % more or less."""
+    lost = max(0, nbytes.bit_length() - SIZE_BITS)
+    return (nbytes + (1 << lost >> 1)) >> lost << lost
+
+
+@lru_cache(maxsize=1024)
+def _expected(
+    collective: str,
+    nbytes: int,
+    hosts: tuple[int, ...],
+    candidates: tuple[tuple[str, int], ...],
+    model: CostModel,
+) -> dict[tuple[str, int], float]:
+    """The seconds of candidates: of the best ones as simulated, if ranks are few."""
+    times = {c: predicted(collective, *c, hosts, nbytes, model) for c in candidates}
+    if not can_simulate(len(hosts)):
+        return times
+    limit = WITHIN * min(times.values())
+    best = sorted(candidates, key=times.__getitem__)
+    some = {c for k, c in enumerate(best) if k < 2 or times[c] <= limit}
+    some &= set(best[: min(MOST_SIMULATED, 16 * MOST_SIMULATED // len(hosts))])
+    return {
+        c: simulated(collective, *c, hosts, nbytes, model)
+        for c in candidates
+        if c in some
+    }
 
 
 def _describe_hosts(hosts: tuple[int, ...]) -> str:

@@ -3,23 +3,31 @@
 Without a tuned table the choice between algorithms depends on latency and rates, in
 which networks differ a thousandfold. So the first rank of each host asks that of every
 other for a burst of bytes, all at the same time, as in a collective. First the bursts
-are short; then as long as the rate that was found allows. The time from the question to
-the last byte is at most too long, by whatever else runs there, so the least of some is
-taken. Where they differ much from each other, the hosts are busy, and rates that differ
-no more than that are taken for equal. Small calls of all ranks tell what a step costs,
-and a message: on busy hosts much more than usual, so a rate without them would choose
-many steps for small calls. Only where short bursts alone take all the time there are no
-small calls: then links are taken for equal, with the fastest rate that was seen. Every
-rank gets all numbers, and computes the same model from them.
+are short; then, twice, as long as the rate that was found allows, without the latency
+that small calls tell. Where that is little more than the latency each is sent once and
+not thrice, but longer. The time from the question to the last byte has the latency in
+it, so the rate is what the longer burst took more than the short one. A time is at most
+too long, by whatever else runs there, so the least of some is taken. Where they differ
+much from each other, the hosts are busy, and rates that differ no more than that are
+taken for equal. Small calls of all ranks tell what a step costs, and a message: on busy
+hosts much more than usual, so a rate without them would choose many steps for small
+calls. Only where short bursts alone take all the time there are no small calls. If
+bursts agree, links are slow and have the rates that were found; if not, hosts are busy,
+and links are taken for equal, with the fastest rate that was seen. How fast a rank
+copies and adds, each tells of itself, and the middle one counts: where networks are as
+fast as memory, that decides. Every rank gets all numbers, and computes the same model
+from them.
 
     UNISONO_PROBE=0     no probe: the constants of an ordinary network
 """
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 
 import numpy as np
@@ -28,9 +36,11 @@ from numpy.typing import NDArray
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.plan.predict import (
     ALIKE,
+    MODEL,
     CostModel,
     all_alike,
     fitted,
+    per_step,
     small_calls,
 )
 
@@ -38,10 +48,18 @@ VARIABLE = "UNISONO_PROBE"
 BUDGET_S = 40e-3
 """About how long all takes; where even short bursts take longer, there are no more."""
 SHORT = 16 << 10
-LONGEST = 1 << 20
+LONGEST = 4 << 20
+LONGER = 2
+"""How often bursts are made longer, by what was found before."""
+MUCH_LONGER = 8
+"""Bursts so many times as long as short ones tell the rate apart from the latency."""
+LEAST_BYTES = 0.2
+"""Of the time of such a burst, its bytes take at least so much."""
 REPEATS = 3
 EVERY_PAIR_UP_TO = 8
 """Up to so many hosts each asks each; of more, those 1, 2, 4, ... further."""
+COPIED = 1 << 20
+"""Bytes that each rank copies and adds, to tell how fast it is."""
 CALLS = 2
 ROUNDS = 12
 SMALL_S = 10e-3
@@ -66,17 +84,90 @@ def probed(comm: Communicator, timeout_s: float) -> CostModel:
         return BUDGET_S - float(comm.all_reduce(took, op="max", timeout_s=timeout_s)[0])
 
     leaders = [comm.hosts.index(host) for host in range(max(comm.hosts) + 1)]
-    found, spread = _exchanged(comm, leaders, None, timeout_s)
+    num = len(leaders)
+    model = _with_memory(comm, timeout_s)
+    short, spread = _exchanged(comm, leaders, None, timeout_s)
+    bursts = Bursts(short)
     if left() < SMALL_S:
-        return all_alike(len(leaders), min(found.values()))
+        if spread > ALIKE:
+            return all_alike(num, min(bursts.rates.values()), model)
+        return fitted(comm.hosts, bursts.rates, (), model)
     seconds = _small_calls(comm, timeout_s)
-    each = left() / (REPEATS * len(_shifts(len(leaders))))
-    long = {pair: min(LONGEST, int(each / byte)) for pair, byte in found.items()}
-    long = {pair: nbytes for pair, nbytes in long.items() if nbytes > 2 * SHORT}
-    if long:
-        better, spread = _exchanged(comm, leaders, long, timeout_s)
-        found |= better
-    return fitted(comm.hosts, found, seconds, alike=max(ALIKE, spread))
+    bursts.idle = 2 * math.fsum(per_step(comm.hosts, seconds, model))
+    for more in range(LONGER, 0, -1):
+        sizes, repeats = bursts.longer(left() / (more * len(_shifts(num))))
+        if sizes:
+            took, found = _exchanged(comm, leaders, sizes, timeout_s, repeats)
+            bursts.add(sizes, took)
+            spread = found if repeats > 1 else spread
+    alike = max(ALIKE, spread)
+    return fitted(comm.hosts, bursts.rates, seconds, model, alike)
+
+
+def _with_memory(comm: Communicator, timeout_s: float) -> CostModel:
+    """The usual model, with the times in which the middle rank copies and adds."""
+    x, y = np.ones((2, COPIED // 4), np.float32)
+    best = np.full(2, np.inf)
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        np.copyto(y, x)
+        copied = time.perf_counter()
+        np.add(y, x, out=y)
+        took = copied - begun, time.perf_counter() - copied
+        best = np.minimum(best, np.array(took) / COPIED)
+    every: Floats = comm.all_gather(best[None], timeout_s=timeout_s)
+    inside, added = (median(column) for column in every.T.tolist())
+    return replace(MODEL, byte_inside=inside, added_byte=added)
+
+
+class Bursts:
+    """Bursts from host to host: seconds per byte, and how long the next may be.
+
+    `idle` are the seconds of a question and its answer, as small calls have them.
+    """
+
+    def __init__(self, short: Pairs) -> None:
+        """Begin with the seconds of short bursts."""
+        self.short = short
+        self.sizes = dict.fromkeys(short, SHORT)
+        self.took = dict(short)
+        self.rates = {pair: took / SHORT for pair, took in short.items()}
+        self.idle = 0.0
+
+    def longer(self, each: float) -> tuple[dict[tuple[int, int], int], int]:
+        """Bytes that take `each` seconds in all, and how often they are sent in them.
+
+        That is once, if it would be little more than latency otherwise. There are none
+        of pairs where they are not twice as many as before.
+        """
+        repeats = REPEATS if each >= REPEATS * MUCH_LONGER * self.idle else 1
+        left = each / repeats - self.idle
+        found = {
+            pair: min(LONGEST, int(left / self._byte(pair))) for pair in self.rates
+        }
+        sizes = {p: size for p, size in found.items() if size > 2 * self.sizes[p]}
+        return sizes, repeats
+
+    def _byte(self, pair: tuple[int, int]) -> float:
+        """The seconds of a byte, without latency, as the last burst had them."""
+        took = self.took[pair]
+        return max(took - self.idle, LEAST_BYTES * took) / self.sizes[pair]
+
+    def add(self, sizes: Mapping[tuple[int, int], int], took: Pairs) -> None:
+        """Take in longer bursts; what they took more than short ones are their bytes.
+
+        Of bursts that are not much longer that is mostly chance: then bytes took it
+        all. They took at least a part of it.
+        """
+        self.sizes |= sizes
+        self.took |= took
+        for pair, seconds in took.items():
+            size, more = sizes[pair], seconds - self.short[pair]
+            if size < MUCH_LONGER * SHORT:
+                self.rates[pair] = seconds / size
+            else:
+                least = LEAST_BYTES * seconds / size
+                self.rates[pair] = max(more / (size - SHORT), least)
 
 
 def _shifts(num_hosts: int) -> list[int]:
@@ -90,8 +181,9 @@ def _exchanged(
     leaders: list[int],
     sizes: Mapping[tuple[int, int], int] | None,
     timeout_s: float,
+    repeats: int = REPEATS,
 ) -> tuple[Pairs, float]:
-    """Seconds per byte from host to host, for bursts of these sizes, or short ones.
+    """Seconds from host to host, for bursts of these sizes, or short ones.
 
     And how many times as long as the least one the middle one of a pair takes, of the
     middle pair.
@@ -107,9 +199,9 @@ def _exchanged(
             buffers = np.zeros(sent, np.uint8), np.empty(taken, np.uint8)
             times = [
                 _burst(comm, leaders[to], leaders[src], *buffers, timeout_s)
-                for _ in range(REPEATS)
+                for _ in range(repeats)
             ]
-            mine[:, src] = min(times) / max(1, taken), median(times) / max(1, taken)
+            mine[:, src] = (min(times), median(times)) if taken else (0.0, 0.0)
     rows: Floats = comm.all_gather(mine[None], timeout_s=timeout_s)
     found = rows[leaders].tolist()
     pairs = {
