@@ -28,7 +28,7 @@ test: ready
 	@$(MAKE) --no-print-directory -j2 check quick
 
 quick: $(VENV)/.test
-	@$(BIN)/python -m pytest -n 3 --durations=5
+	@$(BIN)/python -m pytest -n 4 --durations=5
 
 # What is exhaustive: the tests with the marker `sweep`, and those of Hypothesis with all
 # their examples.
@@ -247,6 +247,7 @@ UNSANITIZED := $(addprefix --deselect tests/, \
   runtime/world/test_init.py::test_exposed_buffer_that_cannot_be_mapped \
   runtime/world/test_init.py::test_init_with_too_little_memory \
   runtime/test_registered_arrays.py::test_unsuitable_memory_is_refused_in_words \
+  runtime/test_registered_arrays.py::test_lack_of_descriptors_is_named_and_nothing_changes \
   launch/test_local.py::test_killed_rank_is_first_failure_before_its_reporters)
 
 # What tests import beside us they find in $(VENV), where it is not installed twice.

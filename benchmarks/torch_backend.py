@@ -9,24 +9,20 @@ figure is the middle of the rounds; a ratio is gloo's time over ours.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
-import torch.multiprocessing
 from torch import nn
 
 from unisono.units import format_bytes, parse_bytes
 
+RANKS: Any = import_module("torch_ranks")  # beside this file
 RESULTS = Path(__file__).parent / "results" / "torch_backend.json"
 SIZES = "8,1K,16K,256K,1M,16M,64M"
 ROUNDS, ROUND_S = 7, 0.08
@@ -140,28 +136,6 @@ def measured(sizes: list[int]) -> list[Row]:
     return rows
 
 
-def rank_main(rank: int, n: int, folder: str, sizes: list[int]) -> None:
-    """One rank."""
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    torch.set_num_threads(1)
-    store = c10d.FileStore(f"{folder}/store", n)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=n)
-    rows = measured(sizes)
-    if rank == 0:
-        Path(folder, "rows.json").write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def world(n: int, sizes: list[int]) -> list[Row]:
-    """All rows of a number of ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        start: Any = vars(torch.multiprocessing)["spawn"]
-        start(rank_main, (n, folder, sizes), nprocs=n)
-        found: list[Row] = json.loads(Path(folder, "rows.json").read_text())
-    return [{"n": n, **row} for row in found]
-
-
 def line(row: Row) -> str:
     """One row, for people."""
     size = format_bytes(row["bytes"]) if row["bytes"] else ""
@@ -175,19 +149,9 @@ def line(row: Row) -> str:
 
 def main() -> None:
     """Measure, print, and keep."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("n", nargs="*", type=int, default=[])
-    parser.add_argument("--quick", action="store_true")
-    args = parser.parse_args()
+    args = RANKS.options(__doc__)
     sizes = [parse_bytes(s) for s in ("8,1M" if args.quick else SIZES).split(",")]
-    rows = []
-    for n in args.n or (2, 4):
-        for row in world(n, sizes):
-            print(line(row), flush=True)
-            rows.append(row)
-    if not args.n and not args.quick:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-        print(f"written to {RESULTS}")
+    RANKS.report(args, (2, 4), measured, sizes, line, RESULTS)
 
 
 if __name__ == "__main__":

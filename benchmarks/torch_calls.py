@@ -13,27 +13,24 @@ other process has the core.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import tempfile
 import time
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
-import torch._C._distributed_c10d as c10d
 import torch.distributed as dist
-import torch.multiprocessing
 
 import torch.testing._internal.distributed.fake_pg  # isort: skip  # registers the no-op
 from unisono.interop.torch import adapter_of, compiled
 from unisono.interop.torch.adapters import VARIABLE
 from unisono.interop.torch.rendezvous import GroupRendezvous
 
+RANKS: Any = import_module("torch_ranks")  # beside this file
 RESULTS = Path(__file__).parent / "results" / "torch_calls.json"
 ROUNDS, TIMES = 61, 50
 NOTHING, OWN = "no-op", "own"
@@ -132,12 +129,8 @@ def compared(what: dict[str, Call], rounds: int) -> Row:
     }
 
 
-def rank_main(rank: int, n: int, folder: str, rounds: int) -> None:
-    """One rank."""
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    torch.set_num_threads(1)
-    store = c10d.FileStore(f"{folder}/store", n)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=n)
+def measured(rounds: int) -> list[Row]:
+    """All rows, on this rank."""
     groups = {name: group_of(name) for name in GROUPS}
     by_group = {name: calls(group) for name, group in groups.items()}
     dist.all_reduce(torch.zeros(1), group=groups["compiled"])
@@ -145,20 +138,8 @@ def rank_main(rank: int, n: int, folder: str, rounds: int) -> None:
     rows = []
     for what in by_group[NOTHING]:
         these = {name: of[what] for name, of in by_group.items() if what in of}
-        rows.append({"n": n, "what": what, **compared(these, rounds)})
-    if rank == 0:
-        Path(folder, "rows.json").write_text(json.dumps(rows))
-    dist.barrier()
-    dist.destroy_process_group()
-
-
-def world(n: int, rounds: int) -> list[Row]:
-    """All rows of a number of ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        start: Any = vars(torch.multiprocessing)["spawn"]
-        start(rank_main, (n, folder, rounds), nprocs=n)
-        found: list[Row] = json.loads(Path(folder, "rows.json").read_text())
-    return found
+        rows.append({"what": what, **compared(these, rounds)})
+    return rows
 
 
 def line(row: Row) -> str:
@@ -174,20 +155,11 @@ def line(row: Row) -> str:
 
 def main() -> None:
     """Measure, print, and keep."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("n", nargs="*", type=int, default=[])
-    parser.add_argument("--quick", action="store_true")
-    args = parser.parse_args()
+    args = RANKS.options(__doc__)
     compiled.build()
     print("us of one call: lowest / middle / CPU of the calling thread", flush=True)
-    rows = []
-    for n in args.n or (1, 2):
-        for row in world(n, 21 if args.quick else ROUNDS):
-            print(line(row), flush=True)
-            rows.append(row)
-    if not args.n and not args.quick:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
-        print(f"written to {RESULTS}")
+    rounds = 21 if args.quick else ROUNDS
+    RANKS.report(args, (1, 2), measured, rounds, line, RESULTS)
 
 
 if __name__ == "__main__":
