@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 import unittest
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -99,7 +100,7 @@ def _leave_to_ranks(torch, n):
     here = os.getpid()
 
     def or_in_rank(function, value):
-        return lambda *args: value if os.getpid() == here else function(*args)
+        return lambda *_: value if os.getpid() == here else function(0)
 
     torch.cuda.is_available = lambda: True
     torch.cuda.device_count = torch._C._cuda_getDeviceCount = lambda: n
@@ -279,8 +280,11 @@ class Results(unittest.TestResult):
     addFailure = addError  # noqa: N815
 
 
-def run(cases, names, log):
-    """Run these tests; whatever they and their ranks say goes to a file."""
+def run(cases, names, log, ends_file=None):
+    """Run these tests; whatever they and their ranks say goes to a file.
+
+    How they ended is kept in another one after each test: some never end.
+    """
     results = Results()
     logging.disable(logging.ERROR)
     sys.stdout.flush()
@@ -290,6 +294,8 @@ def run(cases, names, log):
         os.dup2(log.fileno(), 2)
         for name in names:
             unittest.TestSuite([cases(name)]).run(results)
+            if ends_file:
+                Path(ends_file).write_text(json.dumps(results.ends))
     finally:
         sys.stdout.flush()
         os.dup2(kept[0], 1)
@@ -317,7 +323,7 @@ def main():
     names = [x for x in names if wanted.search(x) and not HEAVY.search(x)]
     names = names[first::step]
     with tempfile.TemporaryFile("w+") as log:
-        ends = run(cases, names, log)
+        ends = run(cases, names, log, result.json)
     for name, end in ends.items():
         if end["how"] == "failed":
             sys.stdout.write(f"--- {name}\n{end['why']}\n")
@@ -327,9 +333,6 @@ def main():
     )
     how = ", the CPU as GPU" if device == "cpu" else ", on a GPU" if device else ""
     sys.stdout.write(f"torch's suite on {result.n} ranks{how}: {figures}\n")
-    if result.json:
-        with open(result.json, "w") as file:
-            json.dump(ends, file)
     return 1 if count["failed"] or not count["passed"] else 0
 
 

@@ -11,6 +11,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from open_files import open_files
 from unisono.errors import BadArgument, CollectiveTimeout, PeerLost, UnisonoError
 from unisono.testing import world_across
 
@@ -168,7 +169,7 @@ def test_others_have_a_grace_period_after_a_failure(tmp_path):
 
 
 def test_nothing_is_left_behind():
-    before = set(os.listdir("/proc/self/fd"))
+    before = open_files()
     with world_across([1], init=False).start(dawdle) as running:
         pids = running.pids
     assert not any(os.path.exists(f"/proc/{pid}") for pid in pids)
@@ -176,7 +177,7 @@ def test_nothing_is_left_behind():
     for pid in pids:
         with pytest.raises(ProcessLookupError):
             wait_for_no_group(pid)
-    assert set(os.listdir("/proc/self/fd")) == before
+    assert not open_files() - before
 
 
 def wait_for_no_group(group):

@@ -12,6 +12,7 @@ import time
 
 import pytest
 
+from open_files import open_files
 from unisono.errors import BadArgument, UnisonoError, UsageError
 from unisono.testing import Hosts, Proxy, needs_hosts, world_across
 from unisono.testing.hosts import _netem_missing, _tell
@@ -278,12 +279,12 @@ def interrupted(seen):
 
 @pytest.mark.sweep
 def test_nothing_is_left_when_the_context_is_left():
-    seen, files = set(), set(os.listdir("/proc/self/fd"))
+    seen, before = set(), open_files()
     with pytest.raises(KeyboardInterrupt):
         interrupted(seen)
     assert len(seen) == 2
     assert not seen & networks()
-    assert set(os.listdir("/proc/self/fd")) == files
+    assert not open_files() - before
 
 
 def test_hosts_are_gone_when_the_context_is_left():
