@@ -42,6 +42,17 @@ NEED_A_GPU = re.compile(
     "|test_ddp_device$|test_ddp_inference$|test_ddp_logging_data_gpu$"
     "|test_average_parameters$|monitored_barrier_allreduce_hang"
 )
+# What cannot run where all ranks share one GPU, and why.
+NOT_ON_ONE_GPU = {
+    "names the GPU of its rank": "test_ddp_device$|test_ddp_logging_data_gpu$",
+    "needs NCCL itself, which refuses two ranks on a GPU": (
+        "monitored_barrier_allreduce_hang|test_nccl_high_priority_stream$"
+        "|test_ddp_profiling_execution_trace$|test_average_parameters$"
+    ),
+    "fails with every backend: https://github.com/pytorch/pytorch/issues/112277": (
+        "test_DistributedDataParallel$"
+    ),
+}
 # Too heavy for ranks that share a few cores.
 HEAVY = re.compile("test_ddp_uneven_inputs$")
 
@@ -167,11 +178,21 @@ def _test_case(module, n, device):
             super()._run(rank, *args, **options)
 
     for name in unittest.TestLoader().getTestCaseNames(TorchSuite):
-        if device == "cpu" and NEED_A_GPU.search(name):
-            skipped = unittest.skip("needs a real GPU")(getattr(TorchSuite, name))
+        if why := _impossible(name, device):
+            skipped = unittest.skip(why)(getattr(TorchSuite, name))
             setattr(TorchSuite, name, skipped)
     TorchSuite.__module__, TorchSuite.__qualname__ = __name__, "TorchSuite"
     return TorchSuite
+
+
+def _impossible(name, device):
+    """Why a test cannot run on such devices; None if it can."""
+    if device == "cpu" and NEED_A_GPU.search(name):
+        return "needs a real GPU"
+    if device == "cuda":
+        reasons = NOT_ON_ONE_GPU.items()
+        return next((why for why, names in reasons if re.search(names, name)), None)
+    return None
 
 
 def served_process(target, name, args, kwargs):
@@ -236,11 +257,12 @@ def _no_gpu(cuda, rank):
 
 
 def _one_gpu(cuda, rank):
-    """Streams and barriers that name a GPU of their rank have the only one."""
+    """What names a GPU of its rank has the only one."""
     import torch.distributed as dist
 
     cuda.set_device = lambda *args, **kwargs: None
-    stream, barrier = cuda.Stream, dist.barrier
+    stream, barrier, synchronize = cuda.Stream, dist.barrier, cuda.synchronize
+    cuda.synchronize = lambda device=None: synchronize(0)
 
     class Stream(stream):
         def __new__(cls, device=None, priority=0, **kwargs):
