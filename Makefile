@@ -229,11 +229,13 @@ sanitize-thread: .venv-tsan/.ready
 	    $(UNSANITIZED) $(PARTS))
 TSAN := exitcode=0 die_after_fork=0 suppressions=$(CURDIR)/native/test/tsan.supp
 
-# $(call sanitized,kind,command): run it, show every report, and fail if there is one.
+# $(call sanitized,kind,command): run it, show every report, and fail if there is one. In a
+# forked child libtsan still counts its parent's threads as running, and says so if a new one
+# has the place of one of these ("dup thread"): that is no report.
 define sanitized
 rm -rf $(REPORTS)/$(1).*; mkdir -p $(REPORTS); ( $(2) ); rc=$$?; \
   for report in $(REPORTS)/$(1).*; do \
-    if [ -e "$$report" ]; then echo "$$report:"; head -60 "$$report"; rc=1; fi; done; exit $$rc
+    if [ -e "$$report" ] && grep -qv "dup thread with used id" "$$report"; then echo "$$report:"; head -60 "$$report"; rc=1; fi; done; exit $$rc
 endef
 
 # Sanitizers need address space and descriptors (to see whether memory is there), report

@@ -99,7 +99,7 @@ class StreamCallBuilder(CallBuilder):
         for finish in self._finishes:
             finish()
         if self._record is not None:
-            profiling.end_of(self._record, elsewhere=False)()
+            profiling.end_of(self._record, elsewhere=self._async)()
         held = [*self._used, *self._holds]
         core, name = self._group.core, self._name
         work = StreamWork(
