@@ -366,7 +366,9 @@ def _uses_single_copy(collective: str, total: int, n: int) -> bool:
         return False
     if n > 3 and collective in ("all_gather", "broadcast"):
         return False
-    return total >= SINGLE_COPY_FROM * n * (n - 1)
+    # Sums of many sources are as well off in windows for longer (docs/performance.md).
+    many = 2 if collective == "all_reduce" and n > 4 else 1
+    return total >= many * SINGLE_COPY_FROM * n * (n - 1)
 
 
 def _piece(window: int, places: int, itemsize: int, largest: int) -> int:
