@@ -8,6 +8,7 @@ calls are few and small: several algorithms, an odd size, and one of several pie
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 from benchmarks.gpu.ranks import StreamRanks, array, prepare_streams
@@ -21,35 +22,30 @@ CALLS = (
 )
 
 
+def is_right(ranks: StreamRanks, collective: str, algorithm: str, count: int) -> bool:
+    """Make one call on ones: are the results what they must be?"""
+    xs = [array(count) for _ in range(ranks.n)]  # before any kernel waits
+
+    def call(comm: Any) -> Any:
+        x, stream = xs[comm.rank], ranks.streams[comm.rank]
+        made = getattr(comm, collective)(x, algorithm=algorithm, stream=stream)
+        return x if made is None else made
+
+    made = ranks.world.run(call)
+    ranks.synchronize()
+    expected = ranks.n if collective == "all_reduce" else 1
+    return all((x.numpy() == expected).all() for x in made)
+
+
 def main() -> None:
-    """Make the calls, and check what they give."""
+    """Make the calls, and say what they gave."""
     prepare_streams()
     ranks = StreamRanks(2)
-    for collective, algorithm in CALLS:
-        for count in COUNTS:
-            xs = [array(count) for _ in range(2)]
-
-            def call(
-                comm: Any,
-                rank: int,
-                stream: Any,
-                xs: list[Any] = xs,
-                how: tuple[str, str] = (collective, algorithm),
-            ) -> Any:
-                name, algorithm = how
-                made = getattr(comm, name)(xs[rank], algorithm=algorithm, stream=stream)
-                return xs[rank] if made is None else made
-
-            made = ranks.world.run(lambda c: call(c, c.rank, ranks.streams[c.rank]))
-            ranks.synchronize()
-            expected = 2 if collective == "all_reduce" else 1
-            right = all((x.numpy() == expected).all() for x in made)
-            print(f"{collective} by {algorithm}, {count} elements:", _word(right))
+    for (collective, algorithm), count in product(CALLS, COUNTS):
+        right = is_right(ranks, collective, algorithm, count)
+        said = "right" if right else "WRONG"
+        print(f"{collective} by {algorithm}, {count} elements: {said}", flush=True)
     ranks.close()
-
-
-def _word(right: bool) -> str:
-    return "right" if right else "WRONG"
 
 
 if __name__ == "__main__":
