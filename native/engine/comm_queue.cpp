@@ -166,7 +166,7 @@ bool Comm::advance_transfers(bool *left) {
     wake_waiters();
     moved = true;
   }
-  if (channels_.send_abandoned())
+  if (channels_.settle_abandoned())
     *left = true;
   return moved;
 }

@@ -66,8 +66,9 @@ void Channels::submit(const std::shared_ptr<Transfer> &transfer) {
     posted_.push_back(transfer);
 }
 
-// For a transfer that failed. A message half received is read to its end and discarded;
-// after a message half sent nothing else can be sent to that rank.
+// For a transfer that failed. A message half received is read to its end and discarded, by
+// the progress thread, since its sender waits for that; after a message half sent nothing else
+// can be sent to that rank.
 bool Channels::cancel(Transfer &transfer) {
   std::lock_guard lock(mutex_);
   if (transfer.complete_ && !transfer.size_mismatch_)
@@ -77,12 +78,20 @@ bool Channels::cancel(Transfer &transfer) {
   for (Outbox &box : outboxes_)
     std::erase(box.waiting, &transfer);
   std::erase_if(posted_, [&](const auto &p) { return p.get() == &transfer; });
-  for (Inbox &box : inboxes_)
-    if (box.into.get() == &transfer) {
+  for (std::size_t q = 0; q < inboxes_.size(); ++q)
+    if (Inbox &box = inboxes_[q]; box.into.get() == &transfer) {
       box.into = nullptr;
       box.unexpected.push_back({box.head, {}, true});
+      if (!skip_lost(q))
+        settle_later(box.abandoned);
     }
   return true;
+}
+
+void Channels::settle_later(bool &abandoned) {
+  abandoned = true;
+  abandoned_.fetch_add(1, std::memory_order_release);
+  comm_.engine().progress->wake();
 }
 
 // What is in the ring stays there. If the message is incomplete, its receiver is notified;
@@ -96,9 +105,7 @@ void Channels::abandon(Transfer &transfer) {
   if (!comm_.is_remote(transfer.peer_) || !box.send_stream->open() || box.abandoned ||
       !send_ring(transfer.peer_) || all_has_left(box))
     return;
-  box.abandoned = true;
-  abandoned_.fetch_add(1, std::memory_order_release);
-  comm_.engine().progress->wake();
+  settle_later(box.abandoned);
 }
 
 Status Channels::advance(Transfer &transfer) {

@@ -53,8 +53,9 @@ public:
   SendStream &send_stream(std::size_t rank) { return *outboxes_[rank].send_stream; }
   ReceiveStream &receive_stream(std::size_t rank) { return *inboxes_[rank].receive_stream; }
   void poll_fds(const Transfer &transfer, std::vector<pollfd> &into);
-  // Sends what abandoned sends have left in their rings; whether anything remains.
-  bool send_abandoned();
+  // Sends what abandoned sends have left in their rings, and skips the rest of messages whose
+  // receives were abandoned; whether anything remains.
+  bool settle_abandoned();
   void abandoned_poll_fds(std::vector<pollfd> &into);
 
 private:
@@ -77,6 +78,7 @@ private:
     std::vector<std::byte> frame; // and filled from here
     std::size_t framed = 0;
     Io ended = Io::blocked; // why nothing more will arrive
+    bool abandoned = false; // the rest of a lost message is still to come
   };
   struct Outbox {
     ByteRing *ring = nullptr;
@@ -93,6 +95,7 @@ private:
   Status send(Transfer &transfer);
   bool put(Transfer &transfer, ByteRing *ring);
   void abandon(Transfer &transfer);
+  void settle_later(bool &abandoned);
 
   // Matching messages with receives: channel_receive.cpp.
   Status receive(Transfer &transfer);
@@ -102,6 +105,9 @@ private:
   bool begins(std::size_t source);
   std::size_t store(Inbox &box, std::uint64_t from, std::size_t bytes);
   void end(Inbox &box);
+  bool skip_lost(std::size_t source);
+  bool has_ended(std::size_t source) const;
+  static void drop_incomplete(Inbox &box);
   void begin(std::size_t source, const MessageHeader &head);
   std::shared_ptr<Transfer> match_posted(std::size_t source, std::int64_t tag) const;
   void deliver(Transfer &transfer, std::size_t source, const MessageHeader &head);
@@ -121,7 +127,7 @@ private:
   std::vector<Inbox> inboxes_;
   std::vector<Outbox> outboxes_;
   std::vector<std::shared_ptr<Transfer>> posted_; // receives, in the order of the calls
-  std::atomic<std::size_t> abandoned_ = 0; // outboxes that hold bytes of abandoned sends
+  std::atomic<std::size_t> abandoned_ = 0; // boxes that are
 };
 
 // One send or one receive.

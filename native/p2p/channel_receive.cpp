@@ -31,18 +31,22 @@ Status Channels::receive(Transfer &transfer) {
   const std::size_t from = failing_source(transfer);
   if (from == any)
     return Status::blocked;
-  const Inbox &box = inboxes_[from];
-  if (box.ended == Io::closed)
-    return failed(transfer, FailureKind::closed, from);
-  if (box.ended == Io::corrupt)
-    return failed(transfer, FailureKind::corrupted, from);
-  if (box.ended == Io::lost)
-    return connection_lost(transfer, from);
+  Inbox &box = inboxes_[from];
   const bool truncated =
       box.ring != nullptr && box.ring->truncated.load(std::memory_order_acquire) != 0;
-  if (truncated && !poll(from) && !transfer.complete_)
+  if (box.ended == Io::blocked && (!truncated || poll(from) || transfer.complete_))
+    return transfer.complete_ ? Status::done : Status::blocked;
+  drop_incomplete(box);
+  switch (box.ended) {
+  case Io::closed:
+    return failed(transfer, FailureKind::closed, from);
+  case Io::corrupt:
+    return failed(transfer, FailureKind::corrupted, from);
+  case Io::lost:
+    return connection_lost(transfer, from);
+  default:
     return failed(transfer, FailureKind::truncated, from);
-  return transfer.complete_ ? Status::done : Status::blocked;
+  }
 }
 
 Status Channels::failed(Transfer &transfer, FailureKind kind, std::size_t culprit) const {
@@ -139,6 +143,32 @@ void Channels::end(Inbox &box) {
     std::erase(posted_, box.into);
     box.into = nullptr;
   }
+}
+
+// Reads on in a message whose receive was abandoned; true when nothing more of it will come.
+bool Channels::skip_lost(std::size_t source) {
+  const Inbox &box = inboxes_[source];
+  const auto in_lost = [&] {
+    return box.open && !box.into && box.unexpected.back().lost;
+  };
+  const bool ended = has_ended(source); // before the last bytes are read
+  while (in_lost() && poll(source))
+    ;
+  return ended || !in_lost();
+}
+
+// Whether a rank sends nothing more than it has sent by now, or nobody waits for that.
+bool Channels::has_ended(std::size_t source) const {
+  const Inbox &box = inboxes_[source];
+  return box.ended != Io::blocked || comm_.is_gone(source) ||
+         box.ring->truncated.load(std::memory_order_acquire) != 0 ||
+         comm_.failure().kind != FailureKind::none;
+}
+
+// When nothing more arrives: a message without its end can match no receive.
+void Channels::drop_incomplete(Inbox &box) {
+  if (box.open && !box.into && !box.unexpected.back().lost)
+    box.unexpected.back() = {box.head, {}, true};
 }
 
 // A message begins: it goes to the matching receive, or is stored as unexpected.

@@ -61,16 +61,21 @@ bool Channels::all_has_left(const Outbox &box) const {
          box.shipped == box.ring->sent.load(std::memory_order_relaxed);
 }
 
-bool Channels::send_abandoned() {
+bool Channels::settle_abandoned() {
   if (abandoned_.load(std::memory_order_acquire) == 0)
     return false;
   std::lock_guard lock(mutex_);
-  for (std::size_t q = 0; q < outboxes_.size(); ++q) {
-    Outbox &box = outboxes_[q];
-    if (box.abandoned && (!send_ring(q) || all_has_left(box))) {
-      box.abandoned = false;
-      abandoned_.fetch_sub(1, std::memory_order_release);
-    }
+  const auto settle = [this](bool &abandoned, bool settled) {
+    if (!settled)
+      return;
+    abandoned = false;
+    abandoned_.fetch_sub(1, std::memory_order_release);
+  };
+  for (std::size_t q = 0; q < comm_.size(); ++q) {
+    if (Outbox &box = outboxes_[q]; box.abandoned)
+      settle(box.abandoned, !send_ring(q) || all_has_left(box));
+    if (Inbox &box = inboxes_[q]; box.abandoned)
+      settle(box.abandoned, skip_lost(q));
   }
   return abandoned_.load(std::memory_order_relaxed) != 0;
 }
@@ -79,9 +84,12 @@ void Channels::abandoned_poll_fds(std::vector<pollfd> &into) {
   if (abandoned_.load(std::memory_order_acquire) == 0)
     return;
   std::lock_guard lock(mutex_);
-  for (const Outbox &box : outboxes_)
-    if (box.abandoned)
-      box.send_stream->poll_fds(into);
+  for (std::size_t q = 0; q < comm_.size(); ++q) {
+    if (outboxes_[q].abandoned)
+      send_stream(q).poll_fds(into);
+    if (inboxes_[q].abandoned && comm_.is_remote(q))
+      receive_stream(q).poll_fds(into);
+  }
 }
 
 // Copies what has arrived from another host into its ring, as far as it fits.

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fake_ssh import stand_in
-from process_state import has_ended, wait_for
+from process_state import has_ended, state_of, wait_for
 from unisono.cli import main
 from unisono.runtime.world.address import free_port
 
@@ -325,8 +325,7 @@ def test_ctrl_z_pauses_ranks_on_other_hosts(started, script):
     pids = [int(line) for line in lines(process, 2)]
 
     def states():  # of the launcher, too: what would it be woken from else?
-        stats = [Path(f"/proc/{pid}/stat").read_text() for pid in [process.pid, *pids]]
-        return {stat.rpartition(")")[2].split()[0] for stat in stats}
+        return {state_of(pid) for pid in [process.pid, *pids]}
 
     process.send_signal(signal.SIGTSTP)
     wait_for(lambda: states() == {"T"})

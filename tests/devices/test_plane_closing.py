@@ -8,7 +8,6 @@ import sys
 import textwrap
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import pytest
 import emulated as cuda
 from device_cases import to_device
 from emulated_world import SUPPORT
+from process_state import state_of
 from processes import on_processes
 from unisono import _native
 from unisono.errors import PeerLost
@@ -31,11 +31,6 @@ def _one_thread(monkeypatch):
     monkeypatch.setenv("UNISONO_EMULATED_THREADS", "1")
 
 
-def is_stopped(pid):
-    """Whether a process is stopped by a signal."""
-    return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T"
-
-
 class Reader:
     """Rank 1 stops in the middle of a call, until rank 0 lets it go on."""
 
@@ -46,7 +41,7 @@ class Reader:
         self.thread = threading.Thread(target=self._continue)
 
     def _continue(self):
-        while not is_stopped(self.pid):
+        while state_of(self.pid) != "T":
             time.sleep(0.01)
         time.sleep(0.5)  # rank 0 closes meanwhile, and must wait
         self.continued_at = time.monotonic()
@@ -116,11 +111,11 @@ def limited(comm):
     comm.synchronize(WITHIN_S)
     if comm.rank == 1:
         return None
-    while not is_stopped(reader.pid):
+    while state_of(reader.pid) != "T":
         time.sleep(0.01)
     comm.timeout_s = 0.3
     comm.close()
-    still = is_stopped(reader.pid)
+    still = state_of(reader.pid) == "T"
     os.kill(reader.pid, signal.SIGCONT)
     return still
 
@@ -193,7 +188,7 @@ def test_process_that_ends_waits_for_kernels_that_read_windows(how):
     ]
     try:
         assert ranks[0].stdout.readline().strip() == "7.0"
-        while not is_stopped(ranks[1].pid):
+        while state_of(ranks[1].pid) != "T":
             time.sleep(0.01)
         time.sleep(0.5)  # rank 0 ends meanwhile, and must wait
         assert ranks[0].poll() is None

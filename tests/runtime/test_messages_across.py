@@ -1,10 +1,12 @@
 """Messages between hosts: aborted half way, announced too large, with cut heads."""
 
+import ctypes
 import os
 import signal
 import socket
 import struct
 import threading
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ pytestmark = pytest.mark.timeout(240)
 
 LARGE = 600_000  # float64: more than two rings and all buffers of a socket hold
 RING = 256 << 10
+PART = 64 << 10  # no frame of a message is longer
 HEAD = struct.Struct("<Qqq")
 KEY = bytes(range(16))
 DATA, LEAVES = 1, 2  # the kind of a frame, and a flag of it
@@ -132,6 +135,12 @@ class Forger:
     def announce(self, nbytes, tag=0):
         self.send(HEAD.pack(nbytes, tag, 0) + bytes(100))
 
+    def send_part(self, nbytes, parts, tag=0):
+        """Of a message, so many parts of PART bytes."""
+        self.announce(nbytes, tag)
+        for _ in range(parts):
+            self.send(bytes(PART))
+
 
 @pytest.fixture
 def victim():
@@ -167,6 +176,42 @@ def test_announced_message_allocates_no_memory(victim):
         forger.announce(1 << 40)
         with pytest.raises(CollectiveTimeout):
             victim.recv(np.empty(10), 0, tag=1, timeout_s=0.2)
+
+
+class Allocated(ctypes.Structure):
+    """glibc's mallinfo2."""
+
+    _fields_: ClassVar = [("numbers", ctypes.c_size_t * 10)]
+    IN_MAPPINGS, IN_HEAPS = 4, 7
+
+
+def allocated():
+    """Bytes that malloc has handed out."""
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallinfo2"):
+        pytest.skip("malloc does not tell how much it has handed out")
+    library.mallinfo2.restype = Allocated
+    numbers = library.mallinfo2().numbers
+    return numbers[Allocated.IN_MAPPINGS] + numbers[Allocated.IN_HEAPS]
+
+
+def test_memory_of_a_message_that_will_not_be_complete_is_released(victim):
+    """It has no receive yet, and its sender ends in the middle of it."""
+    many = 300
+    with Forger(victim, messages=True) as forger:
+        sending = threading.Thread(target=forger.send_part, args=(1 << 40, many))
+        sending.start()
+        while sending.is_alive():
+            with pytest.raises(CollectiveTimeout):
+                victim.recv(np.empty(10), 0, tag=1, timeout_s=0.1)
+        with pytest.raises(CollectiveTimeout):
+            victim.recv(np.empty(10), 0, tag=1, timeout_s=0.1)
+        before = allocated()
+        if before < many * PART:
+            pytest.skip("malloc does not count what it has handed out")
+    with pytest.raises(TransportError):
+        victim.recv(np.empty(10), 0, tag=1)
+    assert before - allocated() > many * PART / 2
 
 
 def word(trouble, culprit, reporter):

@@ -3,11 +3,15 @@
 None of these may wait for its timeout, which is why that is long.
 """
 
+import os
+import signal
 import threading
 
 import numpy as np
 import pytest
 
+from process_state import state_of
+from unisono import _native
 from unisono.errors import (
     BadArgument,
     CollectiveTimeout,
@@ -107,3 +111,33 @@ def test_wrong_size_is_named_although_the_sender_has_closed():
 
     with world(2, hosts=(0, 1), timeout_s=100.0) as made:
         made.run(sending)
+
+
+def stopped_while_it_sends(rank):
+    """Rank 0 stops in the middle of a message until rank 1 has given it up."""
+    comm = rank.init(timeout_s=100)
+    if rank.number == 0:
+        _native.arm_failpoints("send.part:2:stop")  # what is left has no room anywhere
+        comm.send(np.ones(LARGE), 1)
+        comm.send(np.arange(3.0), 1)
+        rank.tell("has sent both")
+        rank.until("has received", 1)
+        return None
+    pid, gave_up = comm.peers[0].pid, 0
+    while state_of(pid) != "T":  # before it is, this rank may find nothing to receive
+        with pytest.raises(CollectiveTimeout):
+            comm.recv(np.empty(LARGE), 0, timeout_s=0.2)
+        gave_up += 1
+    os.kill(pid, signal.SIGCONT)
+    rank.until("has sent both", 0)
+    received = comm.recv(np.empty(3), 0).tolist()
+    rank.tell("has received")
+    return received
+
+
+@pytest.mark.parametrize("hosts", [(), (1, 1)], ids=["one host", "two hosts"])
+def test_rest_of_a_message_is_read_when_its_receive_has_ended(hosts, forks):
+    """Its sender need not wait until this rank receives something else."""
+    first, second = forks.run(2, stopped_while_it_sends, hosts=hosts)
+    assert first.status == 0, first
+    assert second.value == [0, 1, 2], second

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from forked import attempt, await_that
+from process_state import state_of
 from unisono import _native
 
 NOBODY = 65534
@@ -40,8 +41,7 @@ def stop(rank):
 
 def await_stopped(rank, number):
     (pid,) = rank.until("stops", number)
-    stat = Path(f"/proc/{pid}/stat")
-    await_that(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", "stop")
+    await_that(lambda: state_of(pid) == "T", "stop")
     return pid
 
 

@@ -8,7 +8,6 @@ import signal
 import threading
 import time
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ import pytest
 import unisono
 from conformance import check, every_algorithm, perform
 from forked import await_that, interrupt_in_call
+from process_state import state_of
 from processes import on_processes
 from unisono import _native
 from unisono.errors import CollectiveTimeout
@@ -124,8 +124,7 @@ def is_stopped_in_write(comm):
     The announcement alone is not enough: a rank that finds the call failed right after
     it does not write, and is not stopped.
     """
-    stat = Path(f"/proc/{comm.peers[1].pid}/stat").read_text()
-    return comm.core.native.has_writers() and stat.rpartition(")")[2].split()[0] == "T"
+    return comm.core.native.has_writers() and state_of(comm.peers[1].pid) == "T"
 
 
 def await_write(comm):

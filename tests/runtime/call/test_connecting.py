@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from forked import attempt, await_that
+from process_state import state_of
 from unisono.runtime import core as base
 
 pytestmark = pytest.mark.timeout(240)
@@ -44,11 +45,7 @@ def connects(rank):
 
 
 def until_stopped(pid):
-    def stopped():
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] == "T"
-
-    await_that(stopped, "a stop")
+    await_that(lambda: state_of(pid) == "T", "a stop")
 
 
 @pytest.mark.sweep
