@@ -60,6 +60,7 @@ constexpr int attribute_multiprocessors = 16, attribute_major = 75, attribute_mi
 constexpr int pointer_context = 1, pointer_memory_type = 2, pointer_device = 9,
               pointer_ipc_capable = 10;                         // cuPointerGetAttribute
 constexpr int memory_host = 1, memory_device = 2;
+constexpr int on_device = 1, as_descriptor = 1; // kinds of a location, and of a handle
 constexpr int function_registers = 4;                           // cuFuncGetAttribute
 
 // Every function that is needed: its result, always Result; its name; its arguments.

@@ -12,7 +12,7 @@ using device::RankWords;
 namespace {
 
 constexpr std::int64_t clock_period = 50'000'000;
-constexpr std::int64_t longest_wait = 1'000'000'000; // for the last answer of the clock
+constexpr std::int64_t longest_clock_wait = 1'000'000'000; // for the last answer of the clock
 
 std::uint64_t load(const std::uint64_t &word) {
   return __atomic_load_n(&word, __ATOMIC_ACQUIRE);
@@ -46,7 +46,7 @@ CallRecords::~CallRecords() {
   if (clock_stream_ == nullptr)
     return;
   // The driver would wait in ways that disturb captures.
-  for (const std::int64_t begun = now_ns(); asked_ != 0 && now_ns() - begun < longest_wait;) {
+  for (const std::int64_t begun = now_ns(); asked_ != 0 && now_ns() - begun < longest_clock_wait;) {
     read_own_clock();
     std::this_thread::sleep_for(std::chrono::microseconds(100));
   }

@@ -14,8 +14,8 @@ namespace unisono::cuda {
 
 namespace {
 
-constexpr auto period = std::chrono::milliseconds(5);
-constexpr auto longest_wait = std::chrono::seconds(1);
+constexpr auto release_period = std::chrono::milliseconds(5);
+constexpr auto longest_release = std::chrono::seconds(1);
 
 struct Pending {
   std::function<void()> step;
@@ -47,7 +47,7 @@ public:
 
   void wait() {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, longest_wait, [this] { return pending_.empty() && !busy_; });
+    changed_.wait_for(lock, longest_release, [this] { return pending_.empty() && !busy_; });
   }
 
 private:
@@ -67,7 +67,7 @@ private:
       pending_.splice(pending_.end(), now);
       changed_.notify_all();
       if (waits)
-        changed_.wait_for(lock, period);
+        changed_.wait_for(lock, release_period);
     }
   }
 

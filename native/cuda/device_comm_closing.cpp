@@ -21,7 +21,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto pause = std::chrono::milliseconds(1);
 // If calls have no time limit.
-constexpr std::chrono::nanoseconds longest_wait = std::chrono::seconds(60);
+constexpr std::chrono::nanoseconds longest_closing = std::chrono::seconds(60);
 // When something has failed the kernels of all ranks end at once, as soon as their watchers see
 // it. Who does not answer in this time is taken for lost.
 constexpr std::chrono::nanoseconds after_failure = std::chrono::seconds(1);
@@ -48,7 +48,7 @@ void DeviceComm::close() {
 
 void DeviceComm::wait_for_readers() {
   const std::int64_t given = timeout_ns_->load();
-  const auto limit = given > 0 ? std::chrono::nanoseconds(given) : longest_wait;
+  const auto limit = given > 0 ? std::chrono::nanoseconds(given) : longest_closing;
   const auto begun = Clock::now();
   while (has_readers()) {
     const auto waited = Clock::now() - begun;

@@ -14,7 +14,7 @@ namespace unisono::cuda {
 
 namespace {
 
-constexpr auto period = std::chrono::milliseconds(10);
+constexpr auto watch_period = std::chrono::milliseconds(10);
 
 // A note of another rank's call, with what its summary tells. That rank adds the names.
 Note note_of(const device::Summary &summary, std::uint64_t seq) {
@@ -47,7 +47,7 @@ void DeviceComm::watch() {
       __atomic_store_n(&host_.host<HostWords>()->abort, 1, __ATOMIC_RELEASE);
     }
     lock.lock();
-    wake_.wait_for(lock, period, [this] { return stop_; });
+    wake_.wait_for(lock, watch_period, [this] { return stop_; });
   }
 }
 

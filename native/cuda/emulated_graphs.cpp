@@ -97,13 +97,6 @@ Result why_not_ended(const StreamState &stream) {
   return joined(capture.graph, stream.frontier) ? success : Result(capture_unjoined);
 }
 
-template <class Body> Result with_stream(Stream handle, Body body) {
-  return with_context([&](Entry &at) -> Result {
-    const auto stream = at.state.streams->find(at, handle);
-    return stream == nullptr ? Result(invalid_handle) : body(at, *stream);
-  });
-}
-
 // The nodes of the first lane run in the stream, those of the others beside it.
 Result launch(StreamsState &streams, ExecState &exec, StreamState &stream) {
   const GraphState &graph = *exec.graph;

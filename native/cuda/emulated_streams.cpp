@@ -238,17 +238,6 @@ void StreamsState::destroy_of(Lock &lock, int device) {
     retire(lock, std::move(queue));
 }
 
-namespace {
-
-template <class Body> Result with_stream(Stream handle, Body body) {
-  return with_context([&](Entry &at) -> Result {
-    const auto stream = at.state.streams->find(at, handle);
-    return stream == nullptr ? Result(invalid_handle) : body(at, *stream);
-  });
-}
-
-} // namespace
-
 Result cuStreamCreate(Stream *stream, unsigned flags) {
   return with_context([&](Entry &at) -> Result {
     if (stream == nullptr || (flags & ~stream_non_blocking) != 0)

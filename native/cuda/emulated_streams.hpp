@@ -194,4 +194,12 @@ private:
   std::size_t streams_made_ = 0;
 };
 
+// `body` with the stream of a handle, in the current context.
+template <class Body> Result with_stream(Stream handle, Body body) {
+  return with_context([&](Entry &at) -> Result {
+    const auto stream = at.state.streams->find(at, handle);
+    return stream == nullptr ? Result(invalid_handle) : body(at, *stream);
+  });
+}
+
 } // namespace unisono::cuda::emulated

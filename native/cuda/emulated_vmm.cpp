@@ -14,7 +14,7 @@ namespace unisono::cuda::emulated {
 
 namespace {
 
-constexpr int pinned = 1, on_device = 1, as_descriptor = 1; // numbers of cuda.h
+constexpr int pinned = 1; // a number of cuda.h
 
 bool whole_grains(std::uint64_t bytes) { return bytes != 0 && bytes % granularity == 0; }
 

@@ -6,7 +6,7 @@ namespace unisono::cuda {
 
 namespace {
 
-constexpr int as_descriptor = 1, on_device = 1, read_and_write = 3; // numbers of cuda.h
+constexpr int read_and_write = 3; // a number of cuda.h
 
 } // namespace
 

@@ -9,7 +9,6 @@ namespace {
 
 // Numbers of cuda.h: attributes of an address.
 constexpr int mapping_id = 7, range_first = 11, range_bytes = 12, handle_types = 14;
-constexpr std::uint64_t as_descriptor = 1; // a handle type
 constexpr Result invalid_value = 1;
 // A buffer with more mappings goes through the windows, and so many are shared by one call:
 // to export one takes up to a millisecond.
@@ -37,7 +36,7 @@ std::shared_ptr<Descriptor> exported(Address address) {
     return nullptr;
   int fd = -1;
   const Result result =
-      api().cuMemExportToShareableHandle(&fd, memory, int(as_descriptor), 0);
+      api().cuMemExportToShareableHandle(&fd, memory, as_descriptor, 0);
   (void)api().cuMemRelease(memory); // the descriptor keeps it
   return result == success ? Descriptor::owning(fd) : nullptr;
 }
@@ -152,7 +151,7 @@ bool SharedSegments::share(const Mapping &mapping) {
   SegmentEvent event{};
   if (api().cuIpcGetMemHandle(&event.handle, mapping.first) == success)
     return share_allocation(mapping, event);
-  if (attribute<std::uint64_t>(handle_types, mapping.first).value_or(0) & as_descriptor)
+  if (attribute<std::uint64_t>(handle_types, mapping.first).value_or(0) & std::uint64_t(as_descriptor))
     return share_piece(mapping, event);
   remember_unshareable(mapping); // of a pool, or virtual memory without descriptors
   return false;
