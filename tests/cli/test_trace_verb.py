@@ -311,15 +311,51 @@ def test_options_of_top_are_frozen(capfd):
     }
 
 
-def test_what_if_tells_a_step_with_other_collectives(run, tmp_path):
+@pytest.fixture
+def step(tmp_path):
+    """One all_reduce of 4 MiB on 8 ranks that took a second."""
     path = tmp_path / "t.json"
     args = {"Collective name": "allreduce", "In msg nelems": 1 << 20, "dtype": "Float"}
     event = {"ph": "X", "cat": "kernel", "name": "nccl", "ts": 0, "dur": 1e6}
     path.write_text(json.dumps([event | {"args": args | {"Group size": 8}}]))
-    code, out, _ = run("what-if", str(path), "-t", "dgx-h100:1", "--json")
+    return str(path)
+
+
+def test_what_if_tells_a_step_with_other_collectives(run, step):
+    code, out, _ = run("what-if", step, "-t", "dgx-h100:1", "--json")
     answer = json.loads(out)
     assert code == 0
     assert answer["before"] == 1.0
     assert 0 < answer["after"] < 0.01
-    _, out, _ = run("what-if", str(path), "-t", "dgx-h100:1")
+    _, out, _ = run("what-if", step, "-t", "dgx-h100:1")
     assert "1 s as recorded" in out
+
+
+def test_what_if_with_an_engine_says_what_simulate_says(run, step, capfd):
+    words = "simulate all_reduce -t dgx-h100:1 -b 4M --engine nccl --json"
+    assert main(words.split()) == 0
+    (told,) = json.loads(capfd.readouterr().out)["results"]
+    where = ("what-if", step, "-t", "dgx-h100:1")
+    _, out, _ = run(*where, "--engine", "nccl", "--json")
+    answer = json.loads(out)
+    assert answer["after"] == pytest.approx(told["time"])
+    _, out, _ = run(*where, "--json")
+    assert answer["after"] != pytest.approx(json.loads(out)["after"])
+    _, out, _ = run(*where, "--engine", "nccl")
+    assert "on dgx-h100:1 by nccl (" in out
+    assert f"nccl's {told['algorithm']}, {told['protocol']}" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--engine ncl", "nearest: nccl"),
+        ("--engine nccl --algorithm ring", "--algorithm: is for schedules"),
+        ("--engine nccl --codec fp8", "--codec: is for schedules"),
+    ],
+)
+def test_engine_of_what_if_that_cannot_be_is_one_line(run, step, words, message):
+    code, _, err = run("what-if", step, "-t", "dgx-h100:1", *words.split())
+    assert code == 2
+    assert message in err
+    assert err.count("\n") == 1

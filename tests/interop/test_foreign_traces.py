@@ -7,10 +7,13 @@ import numpy as np
 import pytest
 
 import unisono
-from unisono.errors import BadArgument
+from unisono.errors import BadArgument, NotOffered
 from unisono.interop import chakra, kineto
 from unisono.interop.chakra import ChakraNode
 from unisono.interop.what_if import read, what_if
+from unisono.simulate import Fabric, engine
+from unisono.simulate.engines import MeasuredCalls, MeasuredEngine
+from unisono.simulate.engines.measured import Line, dump
 from unisono.simulate.groups import EqualGroups
 from unisono.topology import parse
 
@@ -74,6 +77,66 @@ def test_what_if_tells_the_step_with_simulated_collectives(profiled):
     slower = what_if(profiled, "cloud:2x8", algorithm="ring")
     assert slower.after > found.after
     assert slower.calls[0].algorithm == "ring"
+
+
+@pytest.mark.parametrize("name", ["nccl", "gloo", "mpi", "xla"])
+def test_calls_of_another_engine_take_what_its_model_says(profiled, name):
+    where = parse("dgx-h100:1")
+    called = engine(name).time("all_reduce", Fabric.of(where), 2 * MIB)
+    found = what_if(profiled, where, engine=name)
+    (one,) = found.calls
+    assert found.engine == name
+    assert one.after == pytest.approx(2 * called.seconds)
+    assert one.algorithm == f"{name}'s {called.algorithm}, {called.protocol}"
+    ours = what_if(profiled, where)
+    assert ours.engine == "unisono"
+    assert one.after != pytest.approx(ours.calls[0].after)
+    assert found.after == pytest.approx(
+        3010e-6 - 1500e-6 + max(0.0, called.seconds - 0.5e-3) + called.seconds
+    )
+
+
+def test_groups_of_another_engine_share_the_cards_of_a_host(profiled):
+    whole = what_if(profiled, "dgx-h100:1", engine="nccl")
+    two = what_if(profiled, "dgx-h100:2", engine="nccl")
+    assert two.after == pytest.approx(whole.after)  # each group is on a host of its own
+    with pytest.raises(BadArgument, match="nearest: nccl"):
+        what_if(profiled, "dgx-h100:1", engine="ncl")
+    for given in ({"algorithm": "ring"}, {"codec": "fp8"}):
+        (option,) = given
+        with pytest.raises(BadArgument, match=f"{option} is for schedules"):
+            what_if(profiled, "dgx-h100:1", engine="nccl", **given)
+
+
+def test_measured_engine_answers_for_groups_of_all_ranks(profiled, tmp_path):
+    file = tmp_path / "cluster.json"
+    lines = (Line(8, 1 << 30, 20e-6, 1e-11),)
+    file.write_bytes(
+        dump(MeasuredEngine("ours", (MeasuredCalls("all_reduce", 8, lines),)))
+    )
+    found = what_if(profiled, "dgx-h100:1", engine=str(file))
+    (one,) = found.calls
+    assert one.after == pytest.approx(2 * (20e-6 + 2 * MIB * 1e-11))
+    assert one.algorithm == "measured"
+    with pytest.raises(NotOffered, match="whole machines alone, not groups"):
+        what_if(profiled, "dgx-h100:2", engine=str(file))
+
+
+def test_call_that_an_engine_has_not_is_refused(tmp_path):
+    path = tmp_path / "t.json"
+    path.write_text(json.dumps([reduced(0, 10, name="scatter")]))
+    with pytest.raises(NotOffered, match="scatter is not modelled"):
+        what_if(path, "dgx-h100:1", engine="nccl")
+
+
+def test_calls_of_a_kind_are_simulated_once(profiled, monkeypatch):
+    made = []
+    usual = EqualGroups._quickest
+    monkeypatch.setattr(
+        EqualGroups, "_quickest", lambda *call: made.append(call) or usual(*call)
+    )
+    assert what_if(profiled, "switch:8").calls[0].times == 2
+    assert len(made) == 1
 
 
 def test_what_if_refuses_groups_that_do_not_divide_the_topology(profiled):

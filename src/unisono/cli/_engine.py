@@ -25,12 +25,7 @@ def by_engine(
     json: bool,
 ) -> int:
     """A table of sizes; options that only schedules have are refused."""
-    for option, value in refused.items():
-        if value:
-            raise BadArgument(
-                f"--{option}: is for schedules, and --engine {name} has none; leave "
-                "one of the two out"
-            )
+    refuse_beside(name, refused)
     one = engine(name)
     factor = bus_factor(find_collective(collective), where.n)
     rows: list[tuple[int, EngineTime, float]] = []
@@ -52,6 +47,16 @@ def by_engine(
         row = (*shown, format_bandwidth(rate), found.algorithm, found.protocol)
         print_row(row, _WIDTHS)
     return 0
+
+
+def refuse_beside(name: str, refused: Mapping[str, bool]) -> None:
+    """Refuse the first option that was given and that this engine has not."""
+    for option, value in refused.items():
+        if value:
+            raise BadArgument(
+                f"--{option}: is for schedules, and --engine {name} has none; leave "
+                "one of the two out"
+            )
 
 
 def _plain(

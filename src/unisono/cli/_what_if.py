@@ -8,9 +8,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from unisono.cli._engine import refuse_beside
 from unisono.cli._progress import waiting
 from unisono.cli.output import print_json, print_row, print_text
 from unisono.interop.what_if import what_if as answer_for
+from unisono.simulate.engines.engine import OURS
 from unisono.units import format_bytes, format_seconds
 
 _WIDTHS = (14, -6, -9, -6, -12, -12, 24)
@@ -21,6 +23,7 @@ def what_if(
     /,
     *,
     topology: Annotated[str, Parameter(name=["-t", "--topology"])],
+    engine: str = OURS,
     algorithm: str = "auto",
     codec: str = "none",
     json: bool = False,
@@ -35,6 +38,9 @@ def what_if(
         A trace of one rank: of PyTorch's profiler (.json, .json.gz) or Chakra's (.et).
     topology
         Where they would run: a preset, as dgx-h100:2, or a .toml file.
+    engine
+        Whose calls: unisono (schedules, simulated), or by a model nccl, gloo, mpi, xla,
+        or FILE.json, which `unisono fit` has written (for groups of all ranks).
     algorithm
         One for all collectives, as ring; by default the quickest of a few.
     codec
@@ -42,15 +48,21 @@ def what_if(
     json
         Print one JSON document.
     """
+    if engine != OURS:
+        given = {"algorithm": algorithm != "auto", "codec": codec != "none"}
+        refuse_beside(engine, given)
     with waiting(lambda: f"simulating the collectives of {path}"):
-        found = answer_for(path, topology, algorithm=algorithm, codec=codec)
+        found = answer_for(
+            path, topology, algorithm=algorithm, codec=codec, engine=engine
+        )
     if json:
         print_json(asdict(found))
         return 0
     change = found.after / found.before - 1 if found.before else 0.0
+    place = found.topology if engine == OURS else f"{found.topology} by {engine}"
     print_text(
         f"# {path}: {format_seconds(found.before)} as recorded, "
-        f"{format_seconds(found.after)} on {found.topology} ({change:+.1%})"
+        f"{format_seconds(found.after)} on {place} ({change:+.1%})"
     )
     head = ("collective", "ranks", "size", "calls", "recorded", "simulated")
     print_row((*head, "algorithm"), _WIDTHS)

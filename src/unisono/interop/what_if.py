@@ -1,6 +1,7 @@
-"""What if the collectives of a trace ran on another network, or by another algorithm?
+"""What if the collectives of a trace ran on another network, or by another library?
 
     answer = what_if("step.pt.trace.json.gz", "dgx-h100:2", codec="fp8")
+    by_nccl = what_if("step.pt.trace.json.gz", "dgx-h100:2", engine="nccl")
     answer.before, answer.after, answer.calls
 
 The computing stays as it was recorded. A collective that takes longer or shorter than
@@ -11,7 +12,7 @@ not wait for it (Chakra, where it is known what waits for what).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from unisono import codecs
 from unisono.errors import BadArgument
 from unisono.interop import chakra, kineto
 from unisono.interop.kineto import Call
+from unisono.simulate.engines.engine import OURS
 from unisono.simulate.groups import EqualGroups
 from unisono.topology import Topology, parse
 
@@ -62,6 +64,7 @@ class Answer:
     """The time of the trace before and after, and what was replaced."""
 
     topology: str
+    engine: str
     before: float
     after: float
     calls: tuple[Replaced, ...]
@@ -131,15 +134,19 @@ def what_if(
     *,
     algorithm: str = "auto",
     codec: str = "none",
+    engine: str = OURS,
 ) -> Answer:
     """The time of a trace if its collectives ran there, simulated by steps.
 
     With "auto" the quickest of the usual algorithms is taken for each; with a codec
-    every call sends fewer bytes (what encoding costs is not counted).
+    every call sends fewer bytes (what encoding costs is not counted). With another
+    engine, as "nccl", they are the calls of that library, by its model; it has neither
+    our algorithms nor our codecs.
     """
+    _refuse(engine, algorithm=algorithm != "auto", codec=codec != "none")
     where = parse(topology) if isinstance(topology, str) else topology
-    trace = read(path)
-    priced = [_priced(call, where, algorithm, codec) for call in trace.calls]
+    trace, prices = read(path), _Prices(where, algorithm, codec, engine)
+    priced = [prices.of(call) for call in trace.calls]
     kinds: dict[tuple[str, int, int, str], list[tuple[float, float]]] = {}
     for call, (seconds, name) in zip(trace.calls, priced, strict=True):
         key = call.collective, call.ranks or where.n, call.nbytes, name
@@ -158,6 +165,7 @@ def what_if(
     )
     return Answer(
         where.name,
+        engine,
         trace.seconds,
         trace.with_times([seconds for seconds, _ in priced]),
         tuple(sorted(replaced, key=lambda one: -one.after)),
@@ -165,21 +173,48 @@ def what_if(
     )
 
 
-def _priced(
-    call: Call, topology: Topology, algorithm: str, codec: str
-) -> tuple[float, str]:
-    size, n = call.ranks or topology.n, topology.n
-    if size == 1:
-        return call.seconds, "as recorded"
-    stride = call.stride if size < n else 1
-    if stride < 1 or n % (size * stride):
-        raise BadArgument(
-            f"what-if: a group of {size} ranks, {stride} apart, does not divide the "
-            f"{n} ranks of {topology.name}; name a topology with a multiple of them"
-        )
-    ranks = np.arange(n).reshape(-1, size, stride).transpose(0, 2, 1)
-    members = np.ascontiguousarray(ranks.reshape(-1, size))
-    nbytes = call.nbytes
-    if codec != "none":
-        nbytes = round(nbytes * min(1.0, codecs.get(codec).share(call.itemsize)))
-    return EqualGroups(topology, members, algorithm).time(call.collective, nbytes)
+def _refuse(engine: str, **given: bool) -> None:
+    """Refuse options that only schedules have, with an engine that has none."""
+    for option, value in given.items():
+        if value and engine != OURS:
+            raise BadArgument(
+                f"what-if: {option} is for schedules, and the engine {engine} has "
+                "none; leave one of the two out"
+            )
+
+
+@dataclass
+class _Prices:
+    """What calls take; equal groups are simulated once for each kind of call."""
+
+    topology: Topology
+    algorithm: str
+    codec: str
+    engine: str
+    _groups: dict[tuple[int, int], EqualGroups] = field(default_factory=dict)
+
+    def of(self, call: Call) -> tuple[float, str]:
+        """Seconds, and by what."""
+        size = call.ranks or self.topology.n
+        if size == 1:
+            return call.seconds, "as recorded"
+        stride = call.stride if size < self.topology.n else 1
+        if (size, stride) not in self._groups:
+            self._groups[size, stride] = self._made(size, stride)
+        nbytes = call.nbytes
+        if self.codec != "none":
+            share = codecs.get(self.codec).share(call.itemsize)
+            nbytes = round(nbytes * min(1.0, share))
+        return self._groups[size, stride].time(call.collective, nbytes)
+
+    def _made(self, size: int, stride: int) -> EqualGroups:
+        n = self.topology.n
+        if stride < 1 or n % (size * stride):
+            raise BadArgument(
+                f"what-if: a group of {size} ranks, {stride} apart, does not divide "
+                f"the {n} ranks of {self.topology.name}; name a topology with a "
+                "multiple of them"
+            )
+        ranks = np.arange(n).reshape(-1, size, stride).transpose(0, 2, 1)
+        members = np.ascontiguousarray(ranks.reshape(-1, size))
+        return EqualGroups(self.topology, members, self.algorithm, self.engine)

@@ -34,8 +34,8 @@ from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
 from unisono.simulate.alike import representatives
 from unisono.simulate.conditions import Conditions, SimulatedWorld
-from unisono.simulate.engines import Fabric, modelled
-from unisono.simulate.engines.engine import OURS
+from unisono.simulate.engines import Fabric, MeasuredEngine, engine, modelled
+from unisono.simulate.engines.engine import OURS, Engine
 from unisono.simulate.messages import chunk_bytes
 from unisono.simulate.steps import by_steps
 from unisono.topology.topology import Topology
@@ -76,7 +76,7 @@ class EqualGroups:
         everyone = np.sort(self.members.ravel())
         if not np.array_equal(everyone, np.arange(self.topology.n)):
             raise BadArgument("groups: expected every rank in exactly one of them")
-        self._model = None if self.engine == OURS else modelled(self.engine)
+        self._model = None if self.engine == OURS else self._modelled()
 
     @property
     def size(self) -> int:
@@ -92,12 +92,23 @@ class EqualGroups:
             return 0.0, "nothing to do"
         key = collective, nbytes
         if key not in self._known and self._model is not None:
-            found = self._model.time(collective, self._fabric, nbytes)
-            named = f"{self.engine}'s {found.algorithm}, {found.protocol}"
-            self._known[key] = found.seconds, named
+            self._known[key] = self._called(self._model, collective, nbytes)
         if key not in self._known:
             self._known[key] = self._quickest(collective, nbytes)
         return self._known[key]
+
+    def _modelled(self) -> Engine | MeasuredEngine:
+        """The engine; one of measured times if one group is the whole machine."""
+        return engine(self.engine) if len(self.members) == 1 else modelled(self.engine)
+
+    def _called(
+        self, model: Engine | MeasuredEngine, collective: str, nbytes: int
+    ) -> tuple[float, str]:
+        """Seconds of a call of another library, and by what."""
+        if isinstance(model, MeasuredEngine):
+            return model.find(collective, self.size).at(nbytes), "measured"
+        found = model.time(collective, self._fabric, nbytes)
+        return found.seconds, f"{self.engine}'s {found.algorithm}, {found.protocol}"
 
     def _quickest(self, collective: str, nbytes: int) -> tuple[float, str]:
         """The quickest by simulation, those first that were quickest before.
