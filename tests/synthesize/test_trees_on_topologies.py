@@ -20,6 +20,9 @@ bandwidth = "100GB/s"
 [kinds.middle]
 latency = "1us"
 bandwidth = "20GB/s"
+[kinds.twice]
+latency = "1us"
+bandwidth = "40GB/s"
 [kinds.slow]
 latency = "1us"
 bandwidth = "10GB/s"
@@ -32,6 +35,10 @@ def _link(a: list[object], b: list[object], kind: str) -> str:
 
 def _pairs(pairs: list[tuple[int, int]], kind: str = "fast") -> str:
     return "".join(_link([a], [b], kind) for a, b in pairs)
+
+
+def _same_box(a: int, b: int) -> bool:
+    return a // 4 == b // 4
 
 
 FILES = {
@@ -53,8 +60,16 @@ FILES = {
     + _link(["0..3"], ["a"], "middle")
     + _link(["4..7"], ["b"], "middle")
     + _link(["a"], ["top"], "twice")
-    + _link(["b"], ["top"], "twice")
-    + '[kinds.twice]\nlatency = "1us"\nbandwidth = "40GB/s"\n',
+    + _link(["b"], ["top"], "twice"),
+    "ring of boxes": 'ranks = 16\nname = "ring of boxes"\n'
+    + f"hosts = {[list(range(box, box + 4)) for box in range(0, 16, 4)]}\n"
+    + _pairs([pair for pair in combinations(range(16), 2) if _same_box(*pair)])
+    + _pairs([(i, (i + 2) % 16) for i in range(16) if i % 4 > 1], "middle"),
+    "three tiers 2:1": 'ranks = 16\nname = "three tiers 2:1"\n'
+    + 'switches = ["e0", "e1", "e2", "e3", "a0", "a1", "core"]\n'
+    + "".join(_link([f"{4 * e}..{4 * e + 3}"], [f"e{e}"], "middle") for e in range(4))
+    + "".join(_link([f"e{e}"], [f"a{e // 2}"], "twice") for e in range(4))
+    + "".join(_link([f"a{a}"], ["core"], "twice") for a in range(2)),
     "one way": 'ranks = 4\nname = "one way"\n'
     + "".join(
         f'[[links]]\nfrom = [{i}]\nto = [{(i + 1) % 4}]\nkind = "fast"\n'
@@ -176,6 +191,21 @@ def test_all_reduce_gives_ranks_unequal_parts_where_that_is_faster(
     if topology.name == "star":
         assert made.reached == pytest.approx(1 / 20e9)
         assert 2 * even.reached == pytest.approx(1.5 / 20e9)
+
+
+@pytest.mark.parametrize("place", ["ring of boxes"], indirect=True)
+def test_synthesized_all_reduce_uses_all_cables_of_a_ring_of_boxes(
+    place: tuple[Topology, list[str]],
+) -> None:
+    """Two cables join neighbours; the library's rings and levels leave some idle."""
+    (topology, _), size = place, 1 << 30
+    made = synthesize("all_reduce", topology)
+    assert made.optimum == pytest.approx(1.0)
+    assert made.reached == pytest.approx(2 * (4 - 1) / 4 / (2 * 2 * 20e9))
+    ours = simulate(made.schedule, topology, size, "steps", segments=64).time
+    names = candidates("all_reduce", topology)
+    times = [simulate(name, topology, size, "steps").time for name in names]
+    assert min(times) > 1.5 * ours
 
 
 def test_synthesized_all_reduce_beats_the_library_on_a_torus_with_a_failed_link() -> (
