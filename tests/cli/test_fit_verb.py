@@ -40,6 +40,17 @@ def test_engines_answer_by_size(run):
     assert "LL" in out
 
 
+def test_calls_on_buffers_of_gpus_are_staged_by_gloo(run):
+    words = ["simulate", "--engine", "gloo", "-b", "64M", "--json", "-t"]
+    (plain,), (staged,) = (
+        json.loads(run(*words, f"dgx-h100:2{option}")[1])["results"]
+        for option in ("", ",staged=1")
+    )
+    copies = 2 * (64 << 20) / 12e9
+    assert staged["time"] == pytest.approx(plain["time"] + copies)
+    assert staged["protocol"] == "tcp, staged"
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

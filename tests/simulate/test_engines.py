@@ -2,11 +2,13 @@
 
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from unisono.errors import BadArgument, BadTopology, NotOffered
 from unisono.simulate.engines import Calibration, Fabric, engine
 from unisono.simulate.engines.engine import engines
+from unisono.simulate.groups import EqualGroups
 from unisono.topology import parse
 
 SIZES = [1 << k for k in range(3, 35)]
@@ -66,12 +68,24 @@ def test_cards_that_are_shared_cost_their_share():
 
 def test_staging_copies_there_and_back():
     gloo, size = engine("gloo"), 1 << 30
-    plain = gloo.time("all_reduce", TWO, size).seconds
-    staged = gloo.time("all_reduce", TWO, size, staged=True).seconds
-    assert staged - plain == pytest.approx(2 * size / 12e9)
+    on_gpus = Fabric.of(parse("dgx-h100:2,staged=1"))
+    plain = gloo.time("all_reduce", TWO, size)
+    staged = gloo.time("all_reduce", on_gpus, size)
+    assert staged.seconds - plain.seconds == pytest.approx(2 * size / 12e9)
+    assert staged.protocol == f"{plain.protocol}, staged"
     nccl = engine("nccl")
-    assert nccl.time("all_reduce", TWO, size) == nccl.time(
-        "all_reduce", TWO, size, staged=True
+    assert nccl.time("all_reduce", TWO, size) == nccl.time("all_reduce", on_gpus, size)
+
+
+def test_groups_of_ranks_on_gpus_are_staged_as_well():
+    hosts = np.arange(16).reshape(2, 8)
+    groups = EqualGroups(parse("dgx-h100:2,staged=1"), hosts, engine="gloo")
+    one = engine("gloo").time(
+        "all_reduce", Fabric.of(parse("dgx-h100:1,staged=1")), 1 << 20
+    )
+    assert groups.time("all_reduce", 1 << 20) == (
+        pytest.approx(one.seconds),
+        f"gloo's {one.algorithm}, tcp, staged",
     )
 
 

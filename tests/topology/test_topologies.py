@@ -130,6 +130,7 @@ def test_options_apply_to_the_links():
         ("fat-tree:3", "even number of ports"),
         ("dgx-h100:2,nics=3", "1, 2, 4 or 8"),
         ("dgx-h100:2,nics=many", "nics=many"),
+        ("dgx-h100:2,staged=2", "staged=2: expected 0 or 1"),
         ("ring:8,bandwith=1e9", "nearest: bandwidth"),
         ("ring:8,latency=-1us", "latency"),
         ("switch:99999999", "at most"),
@@ -139,6 +140,15 @@ def test_options_apply_to_the_links():
 def test_unknown_topology_names_are_refused_with_the_reason(text, why):
     with pytest.raises(BadTopology, match=why):
         parse(text)
+
+
+def test_ranks_of_any_preset_can_have_their_buffers_on_gpus():
+    for text in ("switch:4", "torus:2x3", "wan:3"):
+        made = parse(f"{text},staged=1")
+        assert made.staged
+        assert made.name == f"{parse(text).name},staged=1"
+        assert not parse(f"{text},staged=0").staged
+    assert loads("staged = true" + OWN).describe()["staged"]
 
 
 @pytest.mark.parametrize("rate", ["0", "nan", "inf"])

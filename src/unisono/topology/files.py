@@ -9,6 +9,7 @@
     duplex = 0.95                       # optional: of a link, while both ways are busy
     streams = true                      # optional: messages to several ranks at once
     sums = true                         # optional: the switch of a host adds up
+    staged = true                       # optional: engines may copy from GPUs to hosts
 
     [kinds.bus]
     latency = "500ns"
@@ -79,6 +80,7 @@ class _TopologyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     duplex: float = 1.0
     streams: bool = False
     sums: bool = False
+    staged: bool = False
 
 
 def load(path: Path) -> Topology:
@@ -137,6 +139,7 @@ def _topology(file: _TopologyFile, where: str) -> Topology:
         duplex=file.duplex,
         streams=file.streams,
         sums=file.sums,
+        staged=file.staged,
     )
 
 

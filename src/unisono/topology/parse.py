@@ -1,7 +1,7 @@
 """Topologies by name: `dgx-h100:128`, `torus:4x4x4`, `cloud:16x8,latency=50us`, a file.
 
 After the colon comes the size, then options with commas between. Options are the
-keyword parameters of the function that makes the preset.
+keyword parameters of the function that makes the preset, and `staged`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from unisono.units import parse_seconds
 
 MOST = 1 << 24
 """The most ranks that a name may ask for."""
+_STAGED = "staged"
+"""An option of every preset: ranks keep their buffers on GPUs."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,17 @@ def parse(text: str) -> Topology:
     size, *options = rest.split(",")
     sides = _sides(text, size, preset)
     keywords = _options(text, preset, options)
+    staged = keywords.pop(_STAGED, 0)
+    made = _made(name, preset, sides, keywords)
+    return made.but(staged=True, name=f"{made.name},{_STAGED}=1") if staged else made
+
+
+def _made(
+    name: str,
+    preset: Preset,
+    sides: tuple[int, ...],
+    keywords: dict[str, float | int],
+) -> Topology:
     if preset.numbers == (1, 1):
         return preset.make(sides[0], **keywords)
     if name == "wan" and len(sides) == 1:
@@ -90,7 +103,7 @@ def _sides(text: str, size: str, preset: Preset) -> tuple[int, ...]:
 
 
 def _options(text: str, preset: Preset, options: list[str]) -> dict[str, float | int]:
-    known = list(inspect.signature(preset.make).parameters)[1:]
+    known = [*list(inspect.signature(preset.make).parameters)[1:], _STAGED]
     values: dict[str, float | int] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -107,6 +120,8 @@ def _value(text: str, key: str, value: str) -> float | int:
     try:
         if key == "latency":
             return parse_seconds(value)
-        return int(value) if key == "nics" else float(value)
+        if key == _STAGED and value not in ("0", "1"):
+            raise ValueError("expected 0 or 1")
+        return int(value) if key in ("nics", _STAGED) else float(value)
     except ValueError as why:
         raise BadTopology(f"topology {text!r}: {key}={value}: {why}") from why

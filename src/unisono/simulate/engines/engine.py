@@ -101,13 +101,10 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         fabric: Fabric,
         nbytes: float,
         calibration: Calibration | None = None,
-        *,
-        staged: bool = False,
     ) -> EngineTime:
         """The quickest path for a call of so many bytes.
 
-        `staged` is for buffers of GPUs, which an engine may have to copy to the host
-        and back.
+        Buffers that are `staged` an engine may have to copy to the host and back.
         """
         if fabric.ranks == 1:
             return EngineTime(0.0, "nothing to do")
@@ -120,7 +117,7 @@ class Engine(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not times:
             raise NotOffered(f"engine {self.name}: {collective} is not modelled")
         best = min(times, key=lambda found: found.seconds)
-        if staged and self.staging:
+        if fabric.staged and self.staging:
             copied = best.seconds + 2 * nbytes / self.staging
             return EngineTime(copied, best.algorithm, f"{best.protocol}, staged")
         return best
