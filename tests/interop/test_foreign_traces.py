@@ -239,25 +239,3 @@ def test_schedule_as_chakra_has_every_message_on_both_ranks(tmp_path, name, time
         for node in nodes:
             assert set(node.after) <= seen
             seen.add(node.id)
-
-
-def test_protobuf_reads_what_is_written(tmp_path):
-    """With the library of the format itself, by the numbers of the schema."""
-    pytest.importorskip("google.protobuf")
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="c.proto", syntax="proto3")
-    node = file.message_type.add(name="Node")
-    for number, name, kind, label in (
-        *((1, "id", 4, 1), (2, "name", 9, 1), (3, "type", 5, 1)),
-        *((5, "data_deps", 4, 3), (7, "duration_micros", 4, 1), (10, "attr", 12, 3)),
-    ):
-        node.field.add(name=name, number=number, type=kind, label=label)
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    kind = message_factory.GetMessageClass(pool.FindMessageTypeByName("Node"))
-    *_, last = chakra._delimited(chakra.dumps(NODES))
-    made = kind.FromString(last)
-    assert (made.id, made.name, made.type) == (4, "step", 4)
-    assert list(made.data_deps) == [2, 3]
-    assert made.duration_micros == 1000

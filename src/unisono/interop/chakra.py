@@ -38,9 +38,33 @@ COLLECTIVES = (
     *("all_to_all", "reduce_scatter", "reduce_scatter", "barrier"),
 )
 """By the number of `comm_type`."""
-_SIGNED = (7, 9)
-_ZIGZAG = (15, 17)
-_FORMATS = {3: "<d", 5: "<f", 19: "<I", 21: "<Q", 23: "<i", 25: "<q"}
+TYPES = {
+    "double": 3,
+    "float": 5,
+    "int32": 7,
+    "int64": 9,
+    "uint32": 11,
+    "uint64": 13,
+    "sint32": 15,
+    "sint64": 17,
+    "fixed32": 19,
+    "fixed64": 21,
+    "sfixed32": 23,
+    "sfixed64": 25,
+    "bool": 27,
+    "string": 29,
+}
+"""The types of values, and the field of an attribute that holds a value of each."""
+USUAL_TYPES = {
+    **dict.fromkeys(("comm_src", "comm_dst", "comm_tag", "comm_priority"), "int32"),
+    "tensor_size": "uint64",
+}
+"""Whole numbers that are not int64. Who reads one in another field finds 0."""
+_TYPE_OF = {number: name for name, number in TYPES.items()}
+_FORMATS = {"double": "<d", "float": "<f", "fixed32": "<I", "fixed64": "<Q"} | {
+    "sfixed32": "<i",
+    "sfixed64": "<q",
+}
 
 Value = int | float | bool | str
 """Of an attribute; lists are not read."""
@@ -59,6 +83,17 @@ class ChakraNode:
     start: float = 0.0
     seconds: float = 0.0
     attributes: Attributes = field(default_factory=dict)
+    types: dict[str, str] = field(default_factory=dict)
+    """Of `attributes`, in `TYPES`, where it is not what `type_of` tells."""
+
+
+def type_of(name: str, value: Value) -> str:
+    """The type that an attribute is written as if its node names no other."""
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return USUAL_TYPES.get(name, "int64")
+    return "double" if isinstance(value, float) else "string"
 
 
 def load(path: Path | str) -> list[ChakraNode]:
@@ -144,6 +179,7 @@ def _message(
 
 def _node(part: bytes) -> ChakraNode:
     facts: Attributes = {}
+    types: dict[str, str] = {}
     found: dict[int, int] = {}
     name, after = "", list[int]()
     for number, value in _fields(part):
@@ -152,7 +188,8 @@ def _node(part: bytes) -> ChakraNode:
         elif number in (4, 5):
             after += [value] if isinstance(value, int) else _varints(value)
         elif number == 10 and isinstance(value, bytes):
-            facts |= _attribute(value)
+            if (read := _attribute(value)) is not None:
+                what, types[what], facts[what] = read
         elif isinstance(value, int):
             found[number] = value
     kind = found.get(3, 0)
@@ -164,30 +201,41 @@ def _node(part: bytes) -> ChakraNode:
         found.get(6, 0) / 1e6,
         found.get(7, 0) / 1e6,
         facts,
+        {
+            name: kind
+            for name, kind in types.items()
+            if kind != type_of(name, facts[name])
+        },
     )
 
 
-def _attribute(part: bytes) -> Attributes:
-    """A name and its value; lists are left out."""
-    name, found = "", list[Value]()
+def _attribute(part: bytes) -> tuple[str, str, Value] | None:
+    """A name, the type of its value, and that; nothing for a list."""
+    name, found = "", list[tuple[str, Value]]()
     for number, value in _fields(part):
         if number == 1 and isinstance(value, bytes):
             name = value.decode()
-        elif number == 29 and isinstance(value, bytes):
-            found = [value.decode()]
-        elif number in _FORMATS and isinstance(value, bytes):
-            found = [struct.unpack(_FORMATS[number], value)[0]]
-        elif isinstance(value, int):
-            found = [_number(number, value)]
-    return {name: found[0]} if found else {}
+        elif number in _TYPE_OF:
+            kind = _TYPE_OF[number]
+            found = [(kind, _value(kind, value))]
+    return (name, *found[0]) if found else None
 
 
-def _number(field_number: int, value: int) -> Value:
-    if field_number == 27:
-        return bool(value)
-    if field_number in _ZIGZAG:
+def _value(kind: str, value: int | bytes) -> Value:
+    if isinstance(value, int) == (kind in _FORMATS or kind == "string"):
+        raise ValueError(f"a value of type {kind} in the form of another")
+    if isinstance(value, int):
+        return bool(value) if kind == "bool" else _number(kind, value)
+    if kind == "string":
+        return value.decode()
+    found: int | float = struct.unpack(_FORMATS[kind], value)[0]
+    return found
+
+
+def _number(kind: str, value: int) -> int:
+    if kind in ("sint32", "sint64"):
         return value >> 1 ^ -(value & 1)
-    if field_number in _SIGNED and value >= 1 << 63:
+    if kind in ("int32", "int64") and value >= 1 << 63:
         return value - (1 << 64)
     return value
 
@@ -271,16 +319,51 @@ def _node_bytes(node: ChakraNode) -> bytes:
         _text(5, after) if after else b"",
         _whole(6, round(node.start * 1e6)),
         _whole(7, round(node.seconds * 1e6)),
-        *(_text(10, _attribute_bytes(*one)) for one in node.attributes.items()),
+        *(_text(10, one) for one in _attributes_bytes(node)),
     ]
     return b"".join(parts)
 
 
-def _attribute_bytes(name: str, value: Value) -> bytes:
-    if isinstance(value, bool):
-        return _text(1, name) + _varint(27 << 3) + _varint(value)
-    if isinstance(value, int):
-        return _text(1, name) + _varint(9 << 3) + _varint(value)
-    if isinstance(value, float):
-        return _text(1, name) + _varint(3 << 3 | 1) + struct.pack("<d", value)
-    return _text(1, name) + _text(29, value)
+def _attributes_bytes(node: ChakraNode) -> Iterator[bytes]:
+    for name, value in node.attributes.items():
+        kind = node.types.get(name) or type_of(name, value)
+        yield _attribute_bytes(name, kind, value)
+
+
+def _attribute_bytes(name: str, kind: str, value: Value) -> bytes:
+    number = TYPES.get(kind)
+    try:
+        if number is None:
+            raise ValueError(f"there is no type {kind!r}")
+        return _text(1, name) + _value_bytes(number, kind, value)
+    except (struct.error, OverflowError, ValueError) as wrong:
+        raise BadArgument(
+            f"chakra: the attribute {name} = {value!r} cannot be written as {kind} "
+            f"({wrong}); give `types` of its node another of {', '.join(TYPES)}"
+        ) from wrong
+
+
+def _value_bytes(number: int, kind: str, value: Value) -> bytes:
+    if isinstance(value, str) or kind == "string":
+        if not isinstance(value, str) or kind != "string":
+            raise ValueError("text is a string, and nothing else is")
+        return _text(number, value)
+    if kind in _FORMATS:
+        data = struct.pack(_FORMATS[kind], value)
+        return _varint(number << 3 | (1 if len(data) == 8 else 5)) + data
+    return _varint(number << 3) + _varint(_coded(kind, value))
+
+
+def _coded(kind: str, value: int | float) -> int:
+    """A whole number as the format has it, once it is known to fit."""
+    if kind == "bool":
+        lowest, highest = 0, 1
+    else:
+        bits = int(kind[-2:])
+        lowest = 0 if kind.startswith("uint") else -(1 << bits - 1)
+        highest = lowest + (1 << bits) - 1
+    if not isinstance(value, int) or not lowest <= value <= highest:
+        raise ValueError(f"it holds whole numbers of {lowest} to {highest}")
+    if kind.startswith("sint"):
+        return value << 1 if value >= 0 else ~(value << 1)
+    return int(value)
