@@ -81,6 +81,15 @@ def test_work_and_collectives_are_written_in_the_fields_where_simulators_look():
     assert [one.int32_val for one in made.attr] == [0, 0, 0, 1]
 
 
+def test_nodes_that_called_and_nodes_to_wait_for_stay_apart(tmp_path):
+    """Also in their order, and with a node twice."""
+    node = Node(id=9, ctrl_deps=[7, 300, 2], data_deps=[8, 1, 8], type=7)
+    (found,), data = read(tmp_path, node)
+    assert (found.parents, found.after) == ((7, 300, 2), (8, 1, 8))
+    assert chakra.dumps([found]) == data
+    assert written([found]) == [node]
+
+
 @pytest.mark.parametrize("name", ["x", "comm_src", "tensor_size"])
 @pytest.mark.parametrize("kind", schema.SCALARS)
 def test_attribute_keeps_its_type(tmp_path, name, kind):

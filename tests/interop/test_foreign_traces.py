@@ -218,6 +218,24 @@ def test_chakra_trace_is_run_again_with_other_collectives(tmp_path):
     assert found.calls[0].ranks == 8
 
 
+def test_operator_that_waits_for_its_kernel_is_run_again(tmp_path):
+    """The kernel has it as its parent, which is nothing that the kernel waits for."""
+    kernel = ChakraNode(2, "sum", "compute", (), 0.0, 2e-3, parents=(1,))
+    nodes = [ChakraNode(1, "wait", "compute", (2,), 0.0, 1e-3), kernel]
+    path = tmp_path / "step.0.et"
+    path.write_bytes(chakra.dumps(nodes))
+    assert chakra.load(path) == nodes
+    assert read(path).seconds == pytest.approx(3e-3)
+
+
+def test_nodes_that_wait_for_each_other_are_refused(tmp_path):
+    path = tmp_path / "step.0.et"
+    nodes = [ChakraNode(1, "a", "compute", (2,)), ChakraNode(2, "b", "compute", (1,))]
+    path.write_bytes(chakra.dumps(nodes))
+    with pytest.raises(BadArgument, match="wait for each other in a circle"):
+        what_if(path, "switch:4")
+
+
 def test_cut_chakra_file_is_refused(tmp_path):
     path = tmp_path / "step.0.et"
     path.write_bytes(chakra.dumps(NODES)[:-3])

@@ -2,9 +2,10 @@
 
 A file has the trace of one rank: a message with the version, then one for each node,
 each after its length. Nodes compute, send, receive or take part in a collective, and
-wait for other nodes of the file. The numbers of fields and kinds are those of the
-schema of MLCommons (et_def.proto, version 0.0.4). They are few, so protobuf is read and
-written here, without its library.
+wait for other nodes of the file. Which node was called by which is another matter: an
+operator may wait for a kernel that it has started. The numbers of fields and kinds are
+those of the schema of MLCommons (et_def.proto, version 0.0.4). They are few, so
+protobuf is read and written here, without its library.
 
     nodes = chakra.load("step.0.et")
     chakra.save(schedule, "ring", nbytes=1 << 20)      ring.0.et, ring.1.et, ...
@@ -80,11 +81,14 @@ class ChakraNode:
     name: str
     kind: str
     after: tuple[int, ...] = ()
+    """Nodes whose end it waits for: `data_deps`."""
     start: float = 0.0
     seconds: float = 0.0
     attributes: Attributes = field(default_factory=dict)
     types: dict[str, str] = field(default_factory=dict)
     """Of `attributes`, in `TYPES`, where it is not what `type_of` tells."""
+    parents: tuple[int, ...] = ()
+    """Nodes that called it: `ctrl_deps`. It does not wait for their end."""
 
 
 def type_of(name: str, value: Value) -> str:
@@ -181,12 +185,13 @@ def _node(part: bytes) -> ChakraNode:
     facts: Attributes = {}
     types: dict[str, str] = {}
     found: dict[int, int] = {}
-    name, after = "", list[int]()
+    name = ""
+    others: dict[int, list[int]] = {4: [], 5: []}
     for number, value in _fields(part):
         if number == 2 and isinstance(value, bytes):
             name = value.decode()
-        elif number in (4, 5):
-            after += [value] if isinstance(value, int) else _varints(value)
+        elif number in others:
+            others[number] += [value] if isinstance(value, int) else _varints(value)
         elif number == 10 and isinstance(value, bytes):
             if (read := _attribute(value)) is not None:
                 what, types[what], facts[what] = read
@@ -197,7 +202,7 @@ def _node(part: bytes) -> ChakraNode:
         found.get(1, 0),
         name,
         KINDS[kind] if kind < len(KINDS) else "other",
-        tuple(sorted(set(after))),
+        tuple(others[5]),
         found.get(6, 0) / 1e6,
         found.get(7, 0) / 1e6,
         facts,
@@ -206,6 +211,7 @@ def _node(part: bytes) -> ChakraNode:
             for name, kind in types.items()
             if kind != type_of(name, facts[name])
         },
+        tuple(others[4]),
     )
 
 
@@ -310,13 +316,18 @@ def _whole(number: int, value: int) -> bytes:
     return _varint(number << 3) + _varint(value) if value else b""
 
 
+def _list(number: int, values: tuple[int, ...]) -> bytes:
+    data = b"".join(_varint(value) for value in values)
+    return _text(number, data) if data else b""
+
+
 def _node_bytes(node: ChakraNode) -> bytes:
-    after = b"".join(_varint(other) for other in node.after)
     parts = [
         _whole(1, node.id),
-        _text(2, node.name),
+        _text(2, node.name) if node.name else b"",
         _whole(3, KINDS.index(node.kind)),
-        _text(5, after) if after else b"",
+        _list(4, node.parents),
+        _list(5, node.after),
         _whole(6, round(node.start * 1e6)),
         _whole(7, round(node.seconds * 1e6)),
         *(_text(10, one) for one in _attributes_bytes(node)),
