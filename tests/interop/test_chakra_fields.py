@@ -100,6 +100,16 @@ def test_attribute_keeps_its_type(tmp_path, name, kind):
     assert chakra.dumps([found]) == data
 
 
+def test_lists_inputs_and_outputs_are_kept_as_they_are(tmp_path):
+    node = Node(id=1, name="a", type=7)
+    node.inputs.values, node.outputs.types = "[1, 2]", "['Tensor(float)']"
+    node.attr.add(name="involved_dim").bool_list.values.extend([True, False])
+    node.attr.add(name="comm_size").int64_val = 8
+    (found,), data = read(tmp_path, node)
+    assert found.attributes == {"comm_size": 8}
+    assert chakra.dumps([found]) == data
+
+
 def test_types_are_those_of_the_schema():
     assert {name: at for name, (at, _) in schema.SCALARS.items()} == chakra.TYPES
 

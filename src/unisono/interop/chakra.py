@@ -89,6 +89,8 @@ class ChakraNode:
     """Of `attributes`, in `TYPES`, where it is not what `type_of` tells."""
     parents: tuple[int, ...] = ()
     """Nodes that called it: `ctrl_deps`. It does not wait for their end."""
+    unread: bytes = b""
+    """What is not told here, as it is in the file: lists, inputs, outputs."""
 
 
 def type_of(name: str, value: Value) -> str:
@@ -185,7 +187,7 @@ def _node(part: bytes) -> ChakraNode:
     facts: Attributes = {}
     types: dict[str, str] = {}
     found: dict[int, int] = {}
-    name = ""
+    name, unread = "", b""
     others: dict[int, list[int]] = {4: [], 5: []}
     for number, value in _fields(part):
         if number == 2 and isinstance(value, bytes):
@@ -193,8 +195,12 @@ def _node(part: bytes) -> ChakraNode:
         elif number in others:
             others[number] += [value] if isinstance(value, int) else _varints(value)
         elif number == 10 and isinstance(value, bytes):
-            if (read := _attribute(value)) is not None:
+            if (read := _attribute(value)) is None:
+                unread += _text(number, value)
+            else:
                 what, types[what], facts[what] = read
+        elif number in (8, 9) and isinstance(value, bytes):
+            unread += _text(number, value)
         elif isinstance(value, int):
             found[number] = value
     kind = found.get(3, 0)
@@ -212,6 +218,7 @@ def _node(part: bytes) -> ChakraNode:
             if kind != type_of(name, facts[name])
         },
         tuple(others[4]),
+        unread,
     )
 
 
@@ -330,6 +337,7 @@ def _node_bytes(node: ChakraNode) -> bytes:
         _list(5, node.after),
         _whole(6, round(node.start * 1e6)),
         _whole(7, round(node.seconds * 1e6)),
+        node.unread,
         *(_text(10, one) for one in _attributes_bytes(node)),
     ]
     return b"".join(parts)
