@@ -245,6 +245,13 @@ def test_simulate_train_that_does_not_fit_has_an_exit_code(run):
     assert sum(result["memory_use"].values()) == pytest.approx(result["memory"])
 
 
+def test_simulate_train_refuses_an_algorithm_of_a_library_that_has_none_of_ours(run):
+    how = ("simulate", "train", "--model", "13B", "-t", "dgx-h100:1")
+    code, _, err = run(*how, "--engine", "nccl", "--algorithm", "ring")
+    assert code == 2
+    assert "--algorithm: is for schedules, and --engine nccl has none" in err
+
+
 SMALL = "gpt:layers=8,hidden=512,vocabulary=1024,positions=512,heads=8"
 SEARCH = ("plan", "--search", SMALL, "-t", "dgx-h100:1", "--batch", "16")
 

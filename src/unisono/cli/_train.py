@@ -6,6 +6,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from unisono.cli._engine import refuse_beside
 from unisono.cli._progress import waiting
 from unisono.cli.output import print_json, print_text
 from unisono.simulate.engines.engine import OURS
@@ -83,6 +84,8 @@ def train(
     json
         Print one JSON document.
     """
+    if engine != OURS:
+        refuse_beside(engine, {"algorithm": algorithm != "auto"})
     with waiting(lambda: f"simulating a step of {model} on {topology}"):
         step = simulated(
             model,
