@@ -85,7 +85,8 @@ MOST_FLAT = 64
 """Up to so many ranks that share hosts flat algorithms are chosen from as well: they
 win where the network is about as fast as memory."""
 MOST_VARIED = 128
-"""Of more ranks an algorithm is listed as it is written, not with all parameters."""
+"""Of more ranks, what the runtime does not choose from is listed as it is written, not
+with all parameters."""
 
 
 def candidates(
@@ -93,14 +94,14 @@ def candidates(
 ) -> list[str]:
     """All that can win a collective of ranks on these hosts, each name once.
 
-    Those that the runtime chooses from come first. Whether a schedule can be made is
-    not asked: see `can_be_made`. `files` are names of algorithms in files.
+    Of any number of ranks, those that the runtime chooses from by a model come first,
+    then those that it chooses from by rules. Whether a schedule can be made is not
+    asked: see `can_be_made`. `files` are names of algorithms in files.
     """
-    n = len(hosts)
-    names = dict.fromkeys(_of_the_library(collective, hosts))
-    if n <= MOST_VARIED:
-        chosen = [spelled(*choice) for choice in chosen_from(collective, hosts)]
-        names = dict.fromkeys([*chosen, *FLAT[collective], *names])
+    chosen = [spelled(*choice) for choice in chosen_from(collective, hosts)]
+    names = dict.fromkeys([*chosen, *FLAT[collective]])
+    names |= dict.fromkeys(_of_the_library(collective, hosts))
+    if len(hosts) <= MOST_VARIED:
         names |= dict.fromkeys(_hierarchies(collective, hosts))
     return list(names | dict.fromkeys(files))
 
