@@ -29,6 +29,22 @@ def fitted(algorithm: str, topology: Topology) -> str:
     return algorithm
 
 
+def unfitted(algorithm: str, topology: Topology) -> str:
+    """The name without what `fitted` completes, to be had at another size as well.
+
+    A name that says something else than the topology stays as it is.
+    """
+    name, colon, options = algorithm.partition(":")
+    if not colon:
+        return algorithm
+    given = options.split(",")
+    rest = [part for part in given if not part.startswith(("levels=", "shape="))]
+    plain = f"{name}:{','.join(rest)}" if rest else name
+    completed = fitted(plain, topology).partition(":")[2]
+    same = plain != algorithm and sorted(completed.split(",")) == sorted(given)
+    return plain if same else algorithm
+
+
 def _with(name: str, options: str, more: str) -> str:
     return f"{name}:{','.join(filter(None, [more, options]))}"
 

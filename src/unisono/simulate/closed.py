@@ -14,8 +14,10 @@ A and B as functions of the topology's size k are found as follows. The step sim
 runs on small members of the same family (dgx-h100:3, :5, :6, ...), and the values are
 written as a sum of a few functions of k: 1, k, 1/k, the logarithm's steps. The law is
 accepted only if it also holds for members that it was not fitted to, to nine digits.
-Powers of two have a law of their own, as many algorithms treat them apart. Where no law
-is found, none is used: an error names simulation by steps.
+Where another path is the longest in the smallest members, as in pipelines, the law is
+that of the larger ones. Powers of two have a law of their own, as many algorithms treat
+them apart; one with a radix of four alternates between odd and even powers. Where no
+law is found, none is used: an error says why.
 
 A law is kept, so that all further questions, for any size up to millions of ranks,
 cost microseconds.
@@ -23,7 +25,7 @@ cost microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -31,7 +33,7 @@ import numpy as np
 from unisono.errors import NotOffered, UsageError
 from unisono.schedule.collective import collective as find_collective
 from unisono.simulate.bound import least_time
-from unisono.simulate.candidates import schedule_for
+from unisono.simulate.candidates import schedule_for, unfitted
 from unisono.simulate.conditions import Conditions, SimulatedWorld
 from unisono.simulate.messages import chunk_bytes
 from unisono.simulate.steps import by_steps
@@ -40,9 +42,24 @@ from unisono.topology.topology import Topology
 POWERS = (2, 4, 8, 16, 32, 64)
 OTHERS = (3, 5, 6, 7, 9, 10, 11, 12, 13, 14, 15, 17, 18, 19, 20, 24, 33)
 MOST_RANKS = 600
-"""Members of a family that are larger are not looked at."""
+"""Members of a family that are larger are not looked at,"""
+ONE_MORE = 128
+"""but for this one, where it decides whether there is a law for powers of two."""
 
+HELD_OUT = {True: 2, False: 6}
+"""So many of the largest members a law is not fitted to, for powers of two or not."""
 CLOSE = 1e-9
+
+
+_USUAL, _LINEAR, _IN_ROUNDS, _ALTERNATING = (
+    (0, 1, 2, 3),
+    (0, 1, 2),
+    (0, 2, 3),
+    (0, 2, 3, 4, 5),
+)
+_OF_POWERS = _USUAL, _LINEAR, _IN_ROUNDS, _ALTERNATING
+_OF_OTHERS = (0, 1, 2, 3, 4, 5), _LINEAR
+"""Which of the functions of `_terms` a law may be made of."""
 
 
 @dataclass(frozen=True)
@@ -76,11 +93,12 @@ class LinearCost:
 
 
 def _terms(k: int, *, power: bool) -> list[float]:
-    below = 1 << (k.bit_length() - 1)
     if power:
-        return [1.0, float(k), 1.0 / k, float(k.bit_length() - 1)]
-    log = float((k - 1).bit_length())
-    return [1.0, float(k), 1.0 / k, log, 1.0 / below, below / k]
+        log = k.bit_length() - 1
+        return [1.0, float(k), 1.0 / k, float(log), float(log % 2), log % 2 / k]
+    below = 1 << (k.bit_length() - 1)
+    rounds = float((k - 1).bit_length())
+    return [1.0, float(k), 1.0 / k, rounds, 1.0 / below, below / k]
 
 
 class ClosedForm:
@@ -124,10 +142,12 @@ class ClosedForm:
 
     def _simulated(self, k: int) -> LinearCost | None:
         topology = self.member(k)
-        if topology.n > MOST_RANKS:
+        if topology.n > MOST_RANKS and k != ONE_MORE:
             return None
         collective, algorithm, segments = self.what
         schedule = schedule_for(collective, algorithm, topology, segments)
+        steps = list(schedule)  # made once, simulated three times
+        schedule = schedule.but(make=lambda: iter(steps))
         world = SimulatedWorld.of(topology, self.given)
         sizes = chunk_bytes(schedule, None)
         latency = by_steps(schedule, world, sizes, np.zeros(1)).clock.max()
@@ -144,47 +164,98 @@ class ClosedForm:
         return LinearCost(float(latency), float(slope), least, bool(exact))
 
     def _find(self, *, power: bool) -> tuple[Law, Law, bool]:
-        points: list[tuple[int, LinearCost]] = []
-        for k in POWERS if power else OTHERS:
+        points = self._points(POWERS if power else OTHERS)
+        found = _laws(points, power=power)
+        last = points[-1][0] if points else 0
+        likely = power and last == ONE_MORE // 2 and found is None
+        if likely and _laws(points, power=True, held_out=1) is not None:
+            points += self._points((ONE_MORE,))
+            found = _laws(points, power=True)
+        if found is None:
+            raise NotOffered(self._why_not(points))
+        return *found, all(at.exact for _, at in points)
+
+    def _points(self, sizes: Sequence[int]) -> list[tuple[int, LinearCost]]:
+        """The costs of those members that are small and have such a schedule."""
+        points = []
+        for k in sizes:
             try:
                 at = self._line(k)
             except UsageError:  # not for this number of ranks
                 continue
             if at is not None:
                 points.append((k, at))
-        exact = all(at.exact for _, at in points)
-        latency = _law([(k, at.latency) for k, at in points], power=power)
-        slope = _law([(k, at.slope) for k, at in points], power=power)
-        if latency is None or slope is None:
-            collective, algorithm, _ = self.what
-            raise NotOffered(
-                f"{collective} by {algorithm}: no closed form was found for its "
-                f"costs on {self.member(2).name} and larger ones; use fidelity='steps'"
+        return points
+
+    def _why_not(self, points: list[tuple[int, LinearCost]]) -> str:
+        collective, algorithm, _ = self.what
+        small, what = self.member(2), f"{collective} by {algorithm}: "
+        if points or small.n <= MOST_RANKS:
+            return (
+                f"{what}no closed form was found for its costs on {small.name} and "
+                "larger ones; use fidelity='steps'"
             )
-        return latency, slope, exact
+        return (
+            f"{what}no closed form on this family: a law is found from members of at "
+            f"most {MOST_RANKS} ranks, and the smallest, {small.name}, has {small.n}; "
+            "use fidelity='steps' on fewer ranks"
+        )
 
     def _least_law(self) -> Law:
         """The least time per byte; for small sizes another cut may be what counts."""
         what = find_collective(self.what[0])
         points = [(k, least_time(what, self.member(k), 1e18) / 1e18) for k in OTHERS]
-        for at in range(len(points)):
-            law = _law(points[at:], power=False, count=3)
-            if law is not None:
-                return law
-        return Law((0.0,), power=False)  # nothing is known: true, if useless
+        law = _law(points, (_LINEAR,), HELD_OUT[False], power=False)
+        return law or Law((0.0,), power=False)  # nothing is known: true, if useless
+
+
+def _laws(
+    points: list[tuple[int, LinearCost]], *, power: bool, held_out: int = 0
+) -> tuple[Law, Law] | None:
+    """Those of latency and of slope, if both are found."""
+    bases = _OF_POWERS if power else _OF_OTHERS
+    held_out = held_out or HELD_OUT[power]
+    sides = (
+        [(k, at.latency) for k, at in points],
+        [(k, at.slope) for k, at in points],
+    )
+    latency, slope = (_law(side, bases, held_out, power=power) for side in sides)
+    return None if latency is None or slope is None else (latency, slope)
 
 
 def _law(
-    points: list[tuple[int, float]], *, power: bool, count: int | None = None
+    points: list[tuple[int, float]],
+    bases: Sequence[tuple[int, ...]],
+    held_out: int,
+    *,
+    power: bool,
 ) -> Law | None:
-    """The law that holds for all points, fitted to some of them only."""
-    terms = np.array([_terms(k, power=power)[:count] for k, _ in points])
-    value = np.array([v for _, v in points])
-    used = len(points) - (2 if power else 6)
-    if not points or used < terms.shape[1]:
+    """The law that holds for most of the points; in small sizes others may count."""
+    for at in range(len(points)):
+        for basis in bases:
+            law = _fitted(points[at:], basis, held_out, power=power)
+            if law is not None:
+                return law
+    return None
+
+
+def _fitted(
+    points: list[tuple[int, float]],
+    basis: tuple[int, ...],
+    held_out: int,
+    *,
+    power: bool,
+) -> Law | None:
+    """The law that holds for all points, fitted to all but the last few."""
+    used = len(points) - held_out
+    if used < len(basis):
         return None
+    terms = np.array([_terms(k, power=power) for k, _ in points])
+    value = np.array([v for _, v in points])
     scale = max(float(np.abs(value).max()), 1e-300)
-    weights = np.linalg.lstsq(terms[:used], value[:used] / scale, rcond=None)[0]
+    weights, some = np.zeros(terms.shape[1]), list(basis)
+    known, seen = terms[:used, some], value[:used] / scale
+    weights[some] = np.linalg.lstsq(known, seen, rcond=None)[0]
     missed = np.abs(terms @ weights - value / scale).max()
     if missed > CLOSE:
         return None
@@ -212,6 +283,7 @@ def line(
             f"{topology.name}: no closed form, since it is not one of a family; take "
             "fidelity='steps'"
         )
+    algorithm = unfitted(algorithm, topology)
     key = collective, algorithm, topology.family, segments, given.reduce, given.codec
     if key not in _KNOWN:
         _KNOWN[key] = ClosedForm(collective, algorithm, topology.grown, segments, given)

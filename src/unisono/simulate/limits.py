@@ -19,7 +19,7 @@ from unisono.errors import NotOffered, UsageError
 from unisono.schedule.collective import Ints
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step
-from unisono.simulate.candidates import schedule_for
+from unisono.simulate.candidates import schedule_for, unfitted
 from unisono.simulate.conditions import SimulatedWorld
 from unisono.topology.topology import Topology
 from unisono.transports.session import memory_free
@@ -137,7 +137,8 @@ def _smaller(
 ) -> Schedule:
     """The same on a smaller member of the family, or on fewer ranks if it has none."""
     if topology.grown is not None:
-        return schedule_for(collective, algorithm, topology.grown(k), segments)
+        name = unfitted(algorithm, topology)
+        return schedule_for(collective, name, topology.grown(k), segments)
     schedule = make(collective, algorithm, k)
     return schedule.split(segments) if segments > 1 else schedule
 
