@@ -93,6 +93,12 @@ class Together(LoadScopeScheduling):
             self.workqueue = OrderedDict(ordered)
         super()._assign_work_unit(node)
 
+    def _reschedule(self, node):
+        # Of two workers that replace others, one asks for work for both: then the other
+        # may not know its tests yet.
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
     def mark_test_complete(self, node, item_index, duration=0):
         super().mark_test_complete(node, item_index, duration)
         given = self.assigned_work[node]
