@@ -57,6 +57,46 @@ def test_nccl_takes_the_paths_that_it_reports():
     assert nccl.time("all_reduce", Fabric.of(parse("dgx-a100:1")), 1 << 30)
 
 
+def test_network_that_adds_up_is_crossed_once_in_each_direction():
+    nccl, size, cards_alone = engine("nccl"), 1 << 34, Calibration(inside=1e6)
+    for text in ("dgx-h100:12", "dgx-a100:12"):
+        summing = Fabric.of(parse(f"{text},network_sums=1"))
+        assert summing.network_sums
+        once = nccl.time("all_reduce", summing, size, cards_alone)
+        assert once.algorithm in ("switches", "collnet")
+        bare = size / summing.across / 0.85
+        assert once.seconds == pytest.approx(bare, rel=0.02)
+        plain = nccl.time("all_reduce", Fabric.of(parse(text)), size, cards_alone)
+        least = 2 * 11 / 12 * size / summing.across
+        assert plain.seconds > least  # each host sends all but its share twice
+    hopper = Fabric.of(parse("dgx-h100:12,network_sums=1"))
+    assert nccl.time("all_reduce", hopper, size).algorithm == "switches"
+
+
+def test_only_all_reduces_of_several_hosts_are_added_up_in_the_network():
+    nccl, size = engine("nccl"), 1 << 30
+    for text, what in (("dgx-h100:1", "all_reduce"), ("dgx-h100:2", "all_gather")):
+        plain, summing = (
+            nccl.time(what, Fabric.of(parse(text + option)), size)
+            for option in ("", ",network_sums=1")
+        )
+        assert plain == summing
+    for name in ("gloo", "mpi", "xla"):
+        fabric = Fabric.of(parse("dgx-h100:2,network_sums=1"))
+        found = engine(name).time("all_reduce", fabric, size)
+        assert found == engine(name).time("all_reduce", TWO, size)
+
+
+def test_groups_with_a_rank_on_each_host_are_added_up_in_the_network():
+    across = np.arange(16 * 8).reshape(16, 8).T
+    times = [
+        EqualGroups(parse(text), across, engine="nccl").time("all_reduce", 1 << 30)
+        for text in ("dgx-h100:16", "dgx-h100:16,network_sums=1")
+    ]
+    assert times[1][1] == "nccl's collnet, Simple"
+    assert times[1][0] < 0.65 * times[0][0]
+
+
 def test_cards_that_are_shared_cost_their_share():
     nccl, size = engine("nccl"), 1 << 32
     one, all_ = (

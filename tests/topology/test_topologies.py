@@ -131,6 +131,7 @@ def test_options_apply_to_the_links():
         ("dgx-h100:2,nics=3", "1, 2, 4 or 8"),
         ("dgx-h100:2,nics=many", "nics=many"),
         ("dgx-h100:2,staged=2", "staged=2: expected 0 or 1"),
+        ("dgx-h100:2,network_sums=yes", "network_sums=yes"),
         ("ring:8,bandwith=1e9", "nearest: bandwidth"),
         ("ring:8,latency=-1us", "latency"),
         ("switch:99999999", "at most"),
@@ -142,13 +143,17 @@ def test_unknown_topology_names_are_refused_with_the_reason(text, why):
         parse(text)
 
 
-def test_ranks_of_any_preset_can_have_their_buffers_on_gpus():
+@pytest.mark.parametrize("what", ["staged", "network_sums"])
+def test_properties_can_be_given_to_any_preset(what):
     for text in ("switch:4", "torus:2x3", "wan:3"):
-        made = parse(f"{text},staged=1")
-        assert made.staged
-        assert made.name == f"{parse(text).name},staged=1"
-        assert not parse(f"{text},staged=0").staged
-    assert loads("staged = true" + OWN).describe()["staged"]
+        made = parse(f"{text},{what}=1")
+        assert made.describe()[what]
+        assert made.name == f"{parse(text).name},{what}=1"
+        assert not parse(f"{text},{what}=0").describe()[what]
+    assert loads(f"{what} = true" + OWN).describe()[what]
+    assert not loads(OWN).describe()[what]
+    both = parse("wan:3,network_sums=1,staged=1")
+    assert both.name == "wan:3,staged=1,network_sums=1"
 
 
 @pytest.mark.parametrize("rate", ["0", "nan", "inf"])

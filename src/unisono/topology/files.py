@@ -9,6 +9,7 @@
     duplex = 0.95                       # optional: of a link, while both ways are busy
     streams = true                      # optional: messages to several ranks at once
     sums = true                         # optional: the switch of a host adds up
+    network_sums = true                 # optional: those between hosts add up
     staged = true                       # optional: engines may copy from GPUs to hosts
 
     [kinds.bus]
@@ -80,6 +81,7 @@ class _TopologyFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     duplex: float = 1.0
     streams: bool = False
     sums: bool = False
+    network_sums: bool = False
     staged: bool = False
 
 
@@ -139,6 +141,7 @@ def _topology(file: _TopologyFile, where: str) -> Topology:
         duplex=file.duplex,
         streams=file.streams,
         sums=file.sums,
+        network_sums=file.network_sums,
         staged=file.staged,
     )
 

@@ -1,7 +1,7 @@
 """Topologies by name: `dgx-h100:128`, `torus:4x4x4`, `cloud:16x8,latency=50us`, a file.
 
 After the colon comes the size, then options with commas between. Options are the
-keyword parameters of the function that makes the preset, and `staged`.
+keyword parameters of the function that makes the preset, `staged` and `network_sums`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from unisono.units import parse_seconds
 
 MOST = 1 << 24
 """The most ranks that a name may ask for."""
-_STAGED = "staged"
-"""An option of every preset: ranks keep their buffers on GPUs."""
+_PROPERTIES = ("staged", "network_sums")
+"""Options of every preset: ranks keep their buffers on GPUs; the network adds up."""
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,11 @@ def parse(text: str) -> Topology:
     size, *options = rest.split(",")
     sides = _sides(text, size, preset)
     keywords = _options(text, preset, options)
-    staged = keywords.pop(_STAGED, 0)
+    asked = [one for one in _PROPERTIES if keywords.pop(one, 0)]
     made = _made(name, preset, sides, keywords)
-    return made.but(staged=True, name=f"{made.name},{_STAGED}=1") if staged else made
+    for one in asked:
+        made = made.but(name=f"{made.name},{one}=1", **{one: True})
+    return made
 
 
 def _made(
@@ -103,7 +105,7 @@ def _sides(text: str, size: str, preset: Preset) -> tuple[int, ...]:
 
 
 def _options(text: str, preset: Preset, options: list[str]) -> dict[str, float | int]:
-    known = [*list(inspect.signature(preset.make).parameters)[1:], _STAGED]
+    known = [*list(inspect.signature(preset.make).parameters)[1:], *_PROPERTIES]
     values: dict[str, float | int] = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -120,8 +122,8 @@ def _value(text: str, key: str, value: str) -> float | int:
     try:
         if key == "latency":
             return parse_seconds(value)
-        if key == _STAGED and value not in ("0", "1"):
+        if key in _PROPERTIES and value not in ("0", "1"):
             raise ValueError("expected 0 or 1")
-        return int(value) if key in ("nics", _STAGED) else float(value)
+        return int(value) if key in ("nics", *_PROPERTIES) else float(value)
     except ValueError as why:
         raise BadTopology(f"topology {text!r}: {key}={value}: {why}") from why

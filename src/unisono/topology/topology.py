@@ -187,8 +187,9 @@ class Topology:
     busy, too: over TCP less than 1, since acknowledgements share the link with the
     data. With `streams` messages to different ranks leave side by side, as over
     sockets, instead of step by step. A switch inside a host that `sums` adds up what
-    passes through it (NVLink SHARP), for engines that can use it; `staged` buffers are
-    on GPUs, and engines that cannot read them copy them to the host and back.
+    passes through it (NVLink SHARP), for engines that can use it; with `network_sums`
+    the switches between hosts do so as well (InfiniBand SHARP). `staged` buffers are on
+    GPUs, and engines that cannot read them copy them to the host and back.
     `per_host` is how many ranks every host has, `shape` the sides of a torus; names of
     algorithms are fitted to these. `grown(k)` is the member of the same family that is
     `scale` = k large, from which costs for any size are derived.
@@ -208,6 +209,7 @@ class Topology:
     streams: bool = False
     sums: bool = False
     staged: bool = False
+    network_sums: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a world without ranks, and times that run backwards."""
@@ -263,6 +265,7 @@ class Topology:
             "duplex": self.duplex,
             "streams": self.streams,
             "sums": self.sums,
+            "network_sums": self.network_sums,
             "staged": self.staged,
             "links": kinds,
         }

@@ -16,7 +16,8 @@ class Fabric:
 
     `inside` is a rank's, between ranks of its host; `across` that of a host's network
     cards together, which its ranks share. A switch that `sums` adds up what passes
-    through it: NVLink SHARP inside a host. Buffers that are `staged` are on GPUs.
+    through it: NVLink SHARP inside a host. With `network_sums` those between hosts do:
+    InfiniBand SHARP. Buffers that are `staged` are on GPUs.
     """
 
     hosts: int
@@ -27,6 +28,7 @@ class Fabric:
     across_latency: float = 0.0
     sums: bool = False
     staged: bool = False
+    network_sums: bool = False
 
     def __post_init__(self) -> None:
         """Refuse machines on which nothing moves."""
@@ -68,8 +70,8 @@ class Fabric:
             leaves = (where[links.src] == host[0]) & (where[links.dst] != host[0])
             across = float(links.bandwidth[leaves].sum())
         hosts = int(np.count_nonzero(sizes))
-        of_gpus = topology.sums, topology.staged
-        return cls(hosts, int(first.size), inside, across, near, far, *of_gpus)
+        what = topology.sums, topology.staged, topology.network_sums
+        return cls(hosts, int(first.size), inside, across, near, far, *what)
 
 
 def _route(topology: Topology, pair: np.ndarray) -> tuple[float, float]:

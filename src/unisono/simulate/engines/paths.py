@@ -4,6 +4,8 @@
     tree         chains inside hosts, double binary trees between them
     switch       the switch of a host adds up and copies (NVLS)
     switch_tree  the same in each host, double binary trees between them (NVLSTree)
+    switches     the same in each host, and the switches of the network (NVLS, SHARP)
+    collnet      shares inside hosts, and the switches of the network (CollNetDirect)
     doubling     recursive doubling: all of it, log2 times
     halving      half of it to a partner, half of that to the next; then back again
     pairs        every rank to every other, as in an all_to_all
@@ -90,6 +92,26 @@ def switch_tree(what: str, fabric: Fabric) -> Work | None:
     )
 
 
+def switches(what: str, fabric: Fabric) -> Work | None:
+    """As `switch` inside; a host's cards send its sum, and get that of all hosts."""
+    if not _in_network(what, fabric) or not fabric.sums or fabric.per_host == 1:
+        return None
+    return Work(1.0, 1.0, 1.0 + 1.0 / fabric.per_host, 1.0)
+
+
+def collnet(what: str, fabric: Fabric) -> Work | None:
+    """Each rank adds up its share of its host's sum; the network adds up those."""
+    if not _in_network(what, fabric):
+        return None
+    near = fabric.per_host
+    return Work(2.0 if near > 1 else 0.0, 1.0, 2.0 * (near - 1) / near, 1.0)
+
+
+def _in_network(what: str, fabric: Fabric) -> bool:
+    """Whether the network's switches can make the sum: once out, once back."""
+    return what == "all_reduce" and fabric.network_sums and fabric.hosts > 1
+
+
 def doubling(what: str, fabric: Fabric) -> Work | None:
     """Everything to a partner at twice the distance, until all have it."""
     if what not in ("all_reduce", "barrier"):
@@ -129,6 +151,8 @@ PATTERNS: dict[str, Callable[[str, Fabric], Work | None]] = {
     "tree": tree,
     "switch": switch,
     "switch_tree": switch_tree,
+    "switches": switches,
+    "collnet": collnet,
     "doubling": doubling,
     "halving": halving,
     "pairs": pairs,
