@@ -96,6 +96,7 @@ def fabric(source: str) -> Fabric:
         one["inside"] * 1e9,
         one.get("across", 0) * 1e9,
         sums=one.get("sums", False),
+        network_sums=one.get("network_sums", False),
     )
 
 

@@ -111,6 +111,16 @@ def test_half_of_a_cluster_tells_the_other_half():
     assert most <= 0.25
 
 
+def test_cluster_whose_network_adds_up_is_judged_by_that_path():
+    (name,) = [one for one in by_source(calls()) if fabric(one).network_sums]
+    rows = by_source(calls())[name]
+    given = calibrated(halves(rows)[0])
+    for row in rows:
+        found = modelled("nccl").time("all_reduce", fabric(name), row.nbytes, given)
+        assert found.algorithm == "switches"
+        assert found.seconds == pytest.approx(row.seconds, rel=0.03)
+
+
 def test_calls_are_predicted_by_the_library_that_made_them():
     rows = by_source(calls())["gloo-40gbe-4"]
     assert kind_of("gloo-40gbe-4") == ("gloo", True)
