@@ -13,6 +13,7 @@ NAMES = [
     *("ring:1", "ring:2", "ring:8", "full:1", "full:5", "switch:7", "torus:4x3x2"),
     *("torus:1x5", "fat-tree:2", "fat-tree:6", "dragonfly:5x4x2", "dragonfly:2x1x3"),
     *("dgx-h100:1", "dgx-h100:3", "dgx-h100:2,nics=2", "dgx-a100:2", "cloud:3x4"),
+    *("dgx-h100:1,rails=1", "dgx-h100:2,rails=1", "dgx-a100:3,nics=4,rails=1"),
     *("wan:3", "wan:3x2", "this"),
 ]
 OWN = """
@@ -132,6 +133,7 @@ def test_options_apply_to_the_links():
         ("dgx-h100:2,nics=many", "nics=many"),
         ("dgx-h100:2,staged=2", "staged=2: expected 0 or 1"),
         ("dgx-h100:2,network_sums=yes", "network_sums=yes"),
+        ("dgx-h100:2,rails=2", "rails=2: expected 0 or 1"),
         ("ring:8,bandwith=1e9", "nearest: bandwidth"),
         ("ring:8,latency=-1us", "latency"),
         ("switch:99999999", "at most"),
@@ -141,6 +143,49 @@ def test_options_apply_to_the_links():
 def test_unknown_topology_names_are_refused_with_the_reason(text, why):
     with pytest.raises(BadTopology, match=why):
         parse(text)
+
+
+def ways(topology, src, dst):
+    (row,) = topology.route(np.array([src]), np.array([dst]))
+    return [topology.wiring.link_name(k) for k in row[row >= 0]]
+
+
+def test_rails_are_changed_on_nvlink_before_a_host_is_left():
+    rails, plain = parse("dgx-h100:2,rails=1"), parse("dgx-h100:2")
+    assert ways(rails, 0, 11) == [
+        *("0>nvswitch0", "nvswitch0>3"),
+        *("3>nic3", "nic3>rail3", "rail3>nic11", "nic11>11"),
+    ]
+    assert ways(rails, 3, 11) == ["3>nic3", "nic3>rail3", "rail3>nic11", "nic11>11"]
+    assert ways(rails, 0, 3) == ways(plain, 0, 3)
+    assert ways(plain, 0, 11) == ["0>nic0", "nic0>fabric", "fabric>nic11", "nic11>11"]
+    assert dict(rails.wiring.parts)["rail"] == 8
+    assert "fabric" not in dict(rails.wiring.parts)
+
+
+def test_no_link_joins_two_rails():
+    for text, nics in (("dgx-h100:3,rails=1", 8), ("dgx-a100:3,nics=4,rails=1", 4)):
+        topology = parse(text)
+        wiring, n = topology.wiring, topology.n
+        names = [wiring.link_name(k) for k in range(len(wiring.links))]
+        cables = [name.split(">") for name in names if "rail" in name]
+        assert len(cables) == 2 * 3 * nics
+        for one, other in cables:
+            rail, card = sorted((one, other), key=lambda end: "rail" not in end)
+            assert int(card.removeprefix("nic")) % nics == int(rail[4:])
+        table = topology.route(*pairs(n))
+        crossed = (wiring.links.kind[table] == wiring.links.kinds.index("network")) & (
+            table >= 0
+        )
+        assert set(crossed.sum(axis=1).tolist()) == {0, 2}
+
+
+def test_rail_without_its_card_is_gone_around():
+    topology = parse("dgx-h100:2,rails=1")
+    failed = np.array(topology.wiring.links_named("nic3-rail3"))
+    route = around(topology.name, topology.wiring, failed)
+    row = route(np.array([0]), np.array([11]))[0]
+    assert not set(failed.tolist()) & set(row.tolist())
 
 
 @pytest.mark.parametrize("what", ["staged", "network_sums"])

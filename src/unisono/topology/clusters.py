@@ -2,9 +2,15 @@
 
     dgx-h100:128          eight GPUs on an NVLink switch, a network card for each GPU
     dgx-h100:128,nics=1   the same with one card for all eight
+    dgx-h100:128,rails=1  card i of all hosts on a switch of their own, with PXN
     dgx-a100:16           the same machine one generation before
     cloud:16x8            16 virtual machines of 8 ranks that share one card, over TCP
     wan:3                 3 sites with long thin links between each two (wan:3x8)
+
+On rails the switches are not joined. What is for a GPU on another rail goes over NVLink
+first, to the GPU of its own host that is on that rail, and leaves by the card of this.
+NCCL has that as PXN since 2.12:
+https://developer.nvidia.com/blog/doubling-all2all-performance-with-nvidia-collective-communication-library-2-12/
 
 Bandwidths are what programs reach, not those of data sheets; docs/simulation.md names
 the sources.
@@ -18,7 +24,14 @@ import numpy as np
 
 from unisono.errors import BadTopology
 from unisono.schedule.collective import Ints
-from unisono.topology.topology import LinkBundle, Topology, Wiring, lay, padded
+from unisono.topology.topology import (
+    LinkBundle,
+    Route,
+    Topology,
+    Wiring,
+    lay,
+    padded,
+)
 
 GPUS = 8
 NVLINK_LATENCY = 1.2e-6
@@ -33,9 +46,11 @@ def dgx_h100(
     nvlink: float = 450e9 * EFFICIENCY,
     network: float = 48e9,
     latency: float = 8e-6,
+    rails: int = 0,
 ) -> Topology:
     """Eight H100 on NVLink 4 (450 GB/s a way) with cards of 400 Gb/s."""
-    made = _named("H100", "400 Gb/s", dgx_h100, hosts, nics, nvlink, network, latency)
+    links = nvlink, network, latency
+    made = _named("H100", "400 Gb/s", dgx_h100, hosts, nics, *links, rails)
     return made.but(sums=True)
 
 
@@ -45,9 +60,11 @@ def dgx_a100(
     nvlink: float = 300e9 * EFFICIENCY,
     network: float = 24e9,
     latency: float = 8e-6,
+    rails: int = 0,
 ) -> Topology:
     """Eight A100 on NVLink 3 (300 GB/s a way) with cards of 200 Gb/s."""
-    return _named("A100", "200 Gb/s", dgx_a100, hosts, nics, nvlink, network, latency)
+    links = nvlink, network, latency
+    return _named("A100", "200 Gb/s", dgx_a100, hosts, nics, *links, rails)
 
 
 def _named(
@@ -56,60 +73,80 @@ def _named(
     preset: Callable[..., Topology],
     hosts: int,
     nics: int,
-    *links: float,
+    nvlink: float,
+    network: float,
+    latency: float,
+    rails: int,
 ) -> Topology:
     """Such hosts under the name of their GPUs; `preset` makes more of them."""
+    links = nvlink, network, latency, rails
+    options = (f",nics={nics}" if nics != GPUS else "") + (",rails=1" if rails else "")
     return _dgx(hosts, nics, *links).but(
-        name=f"dgx-{gpu.lower()}:{hosts}" + (f",nics={nics}" if nics != GPUS else ""),
+        name=f"dgx-{gpu.lower()}:{hosts}{options}",
         grown=lambda k: preset(k, nics, *links),
-        about=f"8 {gpu} and {nics} x {card} in each host",
+        about=f"8 {gpu} and {nics} x {card} in each host"
+        + (", a network for each rail" if rails else ""),
     )
 
 
 def _dgx(
-    hosts: int, nics: int, nvlink: float, network: float, latency: float
+    hosts: int, nics: int, nvlink: float, network: float, latency: float, rails: int
 ) -> Topology:
     if not 1 <= nics <= GPUS or GPUS % nics:
         raise BadTopology(f"nics = {nics}: expected 1, 2, 4 or 8 cards for 8 GPUs")
     n, cards = hosts * GPUS, hosts * nics if hosts > 1 else 0
-
-    def card(rank: Ints) -> Ints:
-        return rank // GPUS * nics + rank % GPUS * nics // GPUS
-
-    def route(src: Ints, dst: Ints) -> Ints:
-        near = src // GPUS == dst // GPUS
-        table = padded(
-            [
-                np.where(near, src, 2 * n + src),
-                np.where(near, -1, 4 * n + card(src)),
-                np.where(near, -1, 4 * n + cards + card(dst)),
-                np.where(near, n + dst, 3 * n + dst),
-            ]
-        )
-        return np.where((src == dst)[..., None], -1, table)
+    hubs = nics if rails else 1
+    route = _dgx_route(n, nics, cards, hubs)
 
     def wire() -> Wiring:
         rank, each = np.arange(n), np.arange(cards)
-        hub, nic = n + rank // GPUS, n + hosts + card(rank)
+        hub, nic = n + rank // GPUS, n + hosts + _card(rank, nics)
         inside = [
             LinkBundle("nvlink", rank, hub, NVLINK_LATENCY, nvlink),
             LinkBundle("nvlink", hub, rank, NVLINK_LATENCY, nvlink),
         ]
         if hosts == 1:  # a card that leads nowhere would count as a way out
             return Wiring(n, lay(inside), route, (("nvswitch", 1),))
-        fabric = np.full(cards, n + hosts + cards)
+        fabric = n + hosts + cards + each % hubs
         cables = [
             LinkBundle("pcie", rank, nic, 0.3e-6, 55e9),
             LinkBundle("pcie", nic, rank, 0.3e-6, 55e9),
             LinkBundle("network", n + hosts + each, fabric, latency / 2, network),
             LinkBundle("network", fabric, n + hosts + each, latency / 2, network),
         ]
-        host = np.concatenate([rank // GPUS, np.arange(hosts), each // nics, [-1]])
-        parts = (("nvswitch", hosts), ("nic", cards), ("fabric", 1))
+        owned = [rank // GPUS, np.arange(hosts), each // nics]
+        host = np.concatenate([*owned, np.full(hubs, -1)])
+        middle = ("rail", hubs) if rails else ("fabric", 1)
+        parts = (("nvswitch", hosts), ("nic", cards), middle)
         return Wiring(n, lay(inside + cables), route, parts, (("host", host),))
 
     # The sum is made while the bytes pass through the GPU, so it costs nothing apart.
     return Topology("dgx", n, wire, 1e-6, per_host=GPUS, scale=hosts)
+
+
+def _dgx_route(n: int, nics: int, cards: int, hubs: int) -> Route:
+    """The ways between such hosts, whose cards are joined by so many switches."""
+
+    def route(src: Ints, dst: Ints) -> Ints:
+        near = src // GPUS == dst // GPUS
+        over = ~near & (_card(src, nics) % hubs != _card(dst, nics) % hubs)
+        gate = np.where(over, src // GPUS * GPUS + dst % GPUS, src)
+        columns = [
+            np.where(near, src, 2 * n + gate),
+            np.where(near, -1, 4 * n + _card(gate, nics)),
+            np.where(near, -1, 4 * n + cards + _card(dst, nics)),
+            np.where(near, n + dst, 3 * n + dst),
+        ]
+        if hubs > 1:  # over NVLink to the GPU that is on the rail
+            columns[:0] = [np.where(over, src, -1), np.where(over, n + gate, -1)]
+        return np.where((src == dst)[..., None], -1, padded(columns))
+
+    return route
+
+
+def _card(rank: Ints, nics: int) -> Ints:
+    """By which card a GPU leaves its host, counted over all hosts."""
+    return rank // GPUS * nics + rank % GPUS * nics // GPUS
 
 
 def cloud(

@@ -24,6 +24,8 @@ MOST = 1 << 24
 """The most ranks that a name may ask for."""
 _PROPERTIES = ("staged", "network_sums")
 """Options of every preset: ranks keep their buffers on GPUs; the network adds up."""
+_SWITCHED = (*_PROPERTIES, "rails")
+"""Options that are 0 or 1."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,8 @@ def _value(text: str, key: str, value: str) -> float | int:
     try:
         if key == "latency":
             return parse_seconds(value)
-        if key in _PROPERTIES and value not in ("0", "1"):
+        if key in _SWITCHED and value not in ("0", "1"):
             raise ValueError("expected 0 or 1")
-        return int(value) if key in ("nics", *_PROPERTIES) else float(value)
+        return int(value) if key in ("nics", *_SWITCHED) else float(value)
     except ValueError as why:
         raise BadTopology(f"topology {text!r}: {key}={value}: {why}") from why
