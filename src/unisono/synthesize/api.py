@@ -34,10 +34,10 @@ from unisono.synthesize.rate import (
     best_rate,
     every_rank,
     narrowest_cut,
-    region_rate,
     whole_free_trees,
     whole_trees,
 )
+from unisono.synthesize.regions import region_rate
 from unisono.synthesize.splitting import without_switches
 from unisono.topology import Topology, parse
 
@@ -171,7 +171,8 @@ def least_sum(network: Network) -> float:
     """The time per byte that no all_reduce can be below, by cuts.
 
     A buffer's worth has to enter each set of ranks, which the way from one rank to all
-    tells. And each element crosses between regions twice for each but one of them.
+    tells. And each element crosses between regions twice for each but one of them,
+    however the ranks are parted into regions.
     """
     return float(max(Fraction(1, narrowest_cut(network)), 2 / region_rate(network)))
 

@@ -24,7 +24,8 @@ from unisono.synthesize.flow import (
     from_roots,
     in_order,
 )
-from unisono.synthesize.network import Network, both_ways
+from unisono.synthesize.network import Network
+from unisono.synthesize.regions import region_rate
 
 MOST_CHUNKS = 1024
 """The most trees, and so chunks, of one schedule."""
@@ -139,15 +140,6 @@ def best_free_rate(network: Network, least: Fraction) -> Fraction:
     return least
 
 
-def region_rate(network: Network) -> Fraction:
-    """The rate that no trees are above, whatever their roots, by regions known."""
-    graph = network.whole_graph()
-    bounds = [_enters(graph, where) for where in network.regions]
-    if both_ways(graph):
-        bounds.append(Fraction(sum(_isolating(graph, network.n)), network.n - 1))
-    return min(bounds)
-
-
 def narrowest_cut(network: Network) -> int:
     """What the narrowest cut between rank 0 and another carries."""
     graph = network.whole_graph()
@@ -157,29 +149,6 @@ def narrowest_cut(network: Network) -> int:
         for rank in range(1, network.n)
     )
     return min(flow.value for flow in flows)
-
-
-def _isolating(graph: Capacities, n: int) -> Iterator[int]:
-    """For each rank, the narrowest cut that parts it from all others.
-
-    The smallest such sets of different ranks have no node in common, so they are
-    regions.
-    """
-    most = sum(much for row in graph for much in row.values())
-    for rank in range(n):
-        others = [0 if i == rank else most for i in range(n)]
-        yield Flow(from_roots(graph, others), len(graph), rank, most).value
-
-
-def _enters(graph: Capacities, where: tuple[int, ...]) -> Fraction:
-    """The bound of regions: a tree enters each but that of its root."""
-    into = sum(
-        much
-        for a, row in enumerate(graph)
-        for b, much in row.items()
-        if where[b] not in (-1, where[a])
-    )
-    return Fraction(into, len(set(where) - {-1}) - 1)
 
 
 def _roots(graph: Capacities, n: int, total: int) -> list[int]:
