@@ -54,7 +54,17 @@ def test_wrong_words_are_refused(words: list[str], why: str) -> None:
 def test_says_why_the_optimum_is_not_reached(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    words = ["synthesize", "all_gather", "-t", "dragonfly:3x2x2", "-b", "1M", "--alone"]
+    words = [
+        "synthesize",
+        "all_gather",
+        "-t",
+        "fat-tree:4",
+        "--failed",
+        "edge0-agg0",
+        "-b",
+        "1M",
+        "--alone",
+    ]
     assert run([*words, "--segments", "2"]) == 0
     assert "leave the rest unused" in capsys.readouterr().out
 

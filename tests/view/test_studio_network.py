@@ -13,6 +13,7 @@ import unisono
 from unisono.errors import BadArgument, NotOffered
 from unisono.simulate import CodecModel, simulate
 from unisono.synthesize import synthesize
+from unisono.topology import parse
 from unisono.view import studio_answers
 from unisono.view.assets import text
 from unisono.view.loads import carried_over_time, loads
@@ -88,12 +89,12 @@ def test_trees_are_those_of_the_synthesis(collective):
     [
         ("barrier", "full:4", "cannot be made of trees"),
         ("all_to_all", "full:4", "paths, not of trees"),
-        ("all_reduce", "wan:16", "switches cannot be replaced"),
+        ("all_reduce", "dragonfly:5x3x1", "switches cannot be replaced"),
         ("all_reduce", "full:1", "nothing to send"),
     ],
 )
 def test_where_there_are_no_trees_the_answer_says_why(collective, topology, why):
-    n = topology.partition(":")[2]
+    n = str(parse(topology).n)
     asked = {"collective": collective, "n": n, "topology": topology}
     found = studio_answers.trees(asked)
     assert found["trees"] == []

@@ -96,10 +96,10 @@ class Flow:
 
 def reached(capacities: Capacities, sources: Iterable[int]) -> set[int]:
     """The nodes that can be reached from any of these."""
-    return set(_by_distance(capacities, sources))
+    return set(by_distance(capacities, sources))
 
 
-def _by_distance(capacities: Capacities, sources: Iterable[int]) -> list[int]:
+def by_distance(capacities: Capacities, sources: Iterable[int]) -> list[int]:
     """The nodes that can be reached from any of these, the nearest first."""
     order = list(sources)
     found = set(order)
@@ -157,7 +157,7 @@ class Supply:
 
 def in_order(capacities: Capacities, n: int) -> list[int]:
     """The ranks, each near to one before."""
-    ranks = [at for at in _by_distance(capacities, [0]) if at < n]
+    ranks = [at for at in by_distance(capacities, [0]) if at < n]
     return ranks + sorted(set(range(n)) - set(ranks))
 
 
@@ -166,3 +166,15 @@ def feasible(capacities: Capacities, weights: list[int]) -> bool:
     supply = Supply(capacities, weights)
     order = in_order(capacities, len(weights))
     return all(supply.cut_before(rank) is None for rank in order)
+
+
+def broken_cuts(capacities: Capacities, weights: list[int]) -> list[frozenset[int]]:
+    """Sets of nodes that not enough enters, each with a rank that is in none before."""
+    supply = Supply(capacities, weights)
+    found: list[frozenset[int]] = []
+    for rank in in_order(capacities, len(weights)):
+        if not any(rank in nodes for nodes in found):
+            inside = supply.cut_before(rank)
+            if inside is not None:
+                found.append(frozenset(inside))
+    return found
