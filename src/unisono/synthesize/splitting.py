@@ -151,8 +151,9 @@ def _without(
             return after  # what is left at the switch is not needed
         before = after | {key: much for key, much in left.items() if much}
         broken = broken_cuts(_graph(before, network.num_nodes), weights)
-        if broken:
-            known += broken
+        more = [nodes for nodes in broken if nodes not in known]
+        if more:  # none is met again: pairs are joined as far as it allows
+            known += more
         elif len(ways) == 1:
             ways.append([(a, b) for a in into for b in out if a[0] != b[1]])
         else:
