@@ -52,7 +52,7 @@ void make_wire(UcxWireHolder *self, const UcxHolder &of, int fd,
   new (self) UcxWireHolder(std::make_unique<UcxWire>(of.worker, fd, given));
 }
 
-const WireKind kind([](nb::module_ &m) {
+const WireKind kind("UcxWire", [](nb::module_ &m, const char *name) {
   m.def("load_ucx", &load, nb::arg("paths"), nb::call_guard<nb::gil_scoped_release>());
   m.def("ucx_version", [] { // and where it was loaded from
     const ucx::Api &api = ucx::api();
@@ -63,7 +63,7 @@ const WireKind kind([](nb::module_ &m) {
       .def("close", &close, nb::arg("timeout_s"))
       .def("num_links", [](const UcxHolder &self) { return self.worker->num_links(); })
       .def("refused", [](const UcxHolder &self) { return self.worker->refused(); });
-  nb::class_<UcxWireHolder, WireHolder>(m, "UcxWire")
+  nb::class_<UcxWireHolder, WireHolder>(m, name)
       .def("__init__", &make_wire, nb::arg("ucx"), nb::arg("fd"), nb::arg("keys"));
 });
 

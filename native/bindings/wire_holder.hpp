@@ -3,13 +3,14 @@
 //
 // A file that adds a kind of wire binds it by itself:
 //
-//   const WireKind kind([](nb::module_ &m) {
-//     nb::class_<MyHolder, WireHolder>(m, "MyWire").def(...);
+//   const WireKind kind("MyWire", [](nb::module_ &m, const char *name) {
+//     nb::class_<MyHolder, WireHolder>(m, name).def(...);
 //   });
 
 #pragma once
 
 #include <memory>
+#include <string_view>
 #include <utility>
 
 #include <nanobind/nanobind.h>
@@ -32,18 +33,25 @@ private:
   std::unique_ptr<unisono::Wire> wire_;
 };
 
-// A kind of wire that is bound when the module is made. For objects with static storage.
+// A kind of wire that is bound when the module is made, in the order of their names: that in
+// which files are linked differs between builds. For objects with static storage.
 class WireKind {
 public:
-  using Bind = void (*)(nanobind::module_ &);
-  explicit WireKind(Bind bind) : bind_(bind), next_(std::exchange(first, this)) {}
+  using Bind = void (*)(nanobind::module_ &, const char *);
+  WireKind(const char *name, Bind bind) : name_(name), bind_(bind) {
+    const WireKind **at = &first;
+    while (*at != nullptr && (*at)->name_ < name_)
+      at = &(*at)->next_;
+    next_ = std::exchange(*at, this);
+  }
   static void bind_all(nanobind::module_ &m) {
     for (const WireKind *kind = first; kind != nullptr; kind = kind->next_)
-      kind->bind_(m);
+      kind->bind_(m, kind->name_.data());
   }
 
 private:
   static inline const WireKind *first = nullptr;
+  const std::string_view name_;
   const Bind bind_;
-  const WireKind *const next_;
+  mutable const WireKind *next_;
 };

@@ -181,8 +181,8 @@ nb::tuple make_pair(const std::string &fault) {
                         MemoryWireHolder(std::make_unique<MemoryWire>(back, there)));
 }
 
-const WireKind kind([](nb::module_ &m) {
-  nb::class_<MemoryWireHolder, WireHolder>(m, "MemoryWire")
+const WireKind kind("MemoryWire", [](nb::module_ &m, const char *name) {
+  nb::class_<MemoryWireHolder, WireHolder>(m, name)
       .def_static("pair", &make_pair, nb::arg("fault") = "");
 });
 
