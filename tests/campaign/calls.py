@@ -122,7 +122,9 @@ def finish(desk, comm, members, case, begun):
         result = result.wait()
     if not kept:
         raise WrongResult(f"{case}: the input was changed")
-    wanted = expected(case, comm.core.hosts_if_several)[comm.rank]
+    core = comm.core
+    model = core.session.links_between(core.world_ranks)
+    wanted = expected(case, core.hosts_if_several, model)[comm.rank]
     if _WRONG and wanted is not None:
         wanted = wanted[:-1]
     if wanted is None:

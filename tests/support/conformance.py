@@ -206,15 +206,18 @@ def same(found: np.ndarray, wanted: np.ndarray) -> bool:
     return np.array_equal(*wide, equal_nan=True) and not (wide[0] == 0).any()
 
 
-def expected(case: Case, hosts=()) -> list[np.ndarray | None]:
-    """The results by rank: sums by the schedule's steps, copies as they must be."""
+def expected(case: Case, hosts=(), model=None) -> list[np.ndarray | None]:
+    """The results by rank: sums by the schedule's steps, copies as they must be.
+
+    `model` is that of the links between hosts, if the ranks have probed them.
+    """
     given = [case.given(r) for r in range(case.n)]
     if case.what in REDUCING:
-        return reference(_schedule(case, hosts), given, case.counts, op=case.op)
+        return reference(_schedule(case, hosts, model), given, case.counts, op=case.op)
     return [_copied(case, given, r) for r in range(case.n)]
 
 
-def _schedule(case, hosts):
+def _schedule(case, hosts, model):
     name = case.algorithm
     if name is None:
         total = case.counts if isinstance(case.counts, int) else sum(case.counts)
@@ -227,6 +230,7 @@ def _schedule(case, hosts):
             named=None,
             reproducible=result,
             hosts=hosts or None,
+            model=model,
         ).algorithm
     return _found(case.what, name, case.n, case.root)
 
