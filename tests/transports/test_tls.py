@@ -26,6 +26,7 @@ from unisono.errors import (
     MissingExtra,
     MissingLibrary,
     NotAuthentic,
+    PeerLost,
 )
 from unisono.transports import connect, tls
 from unisono.transports.addresses import Address
@@ -454,6 +455,18 @@ def test_silent_peer_times_out_in_the_tls_handshake():
         with sock, pytest.raises(TimeoutError):
             tls.client_handshake(sock, KEY, timeout_s=0.2)
         assert time.monotonic() - began < GENEROUS_S
+
+
+def test_tls_handshake_ends_when_the_silent_peer_is_known_to_be_lost():
+    """It need not wait for its timeout, which is longer than a shrink of others."""
+
+    def look():
+        raise PeerLost("rank 1 is dead", ranks=[1])
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        sock = socket.create_connection(server.getsockname())
+        with sock, pytest.raises(PeerLost):
+            tls.client_handshake(sock, KEY, timeout_s=GENEROUS_S, look=look)
 
 
 # --- lifelines

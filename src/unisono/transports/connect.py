@@ -156,12 +156,18 @@ def connection_over(
 
 
 def connected_over(
-    sock: socket.socket, authenticated: Authenticated, *, timeout_s: float
+    sock: socket.socket,
+    authenticated: Authenticated,
+    *,
+    timeout_s: float,
+    look: Callable[[], object] = lambda: None,
 ) -> Connection:
     """The same on the client's side, after the handshake of TLS if it is wanted."""
     if not authenticated.tls_key:
         return connection_over(sock, authenticated)
-    opened = tls.client_handshake(sock, authenticated.tls_key, timeout_s=timeout_s)
+    opened = tls.client_handshake(
+        sock, authenticated.tls_key, timeout_s=timeout_s, look=look
+    )
     return connection_over(sock, authenticated, opened)
 
 
@@ -367,7 +373,8 @@ def _connect(
         authenticated = offer(
             sock, me, peer, purpose, timeout_s=limit(HANDSHAKE_S), look=look
         )
-        return connected_over(sock, authenticated, timeout_s=limit(HANDSHAKE_S))
+        timeout_s = limit(HANDSHAKE_S)
+        return connected_over(sock, authenticated, timeout_s=timeout_s, look=look)
     except BaseException:
         sock.close()
         raise

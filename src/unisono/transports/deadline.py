@@ -7,7 +7,8 @@ import socket
 import time
 from collections.abc import Callable
 
-_LOOK_S = 0.2
+LOOK_S = 0.2
+"""How often `look` is called."""
 
 
 class Until:
@@ -65,4 +66,4 @@ class Until:
         if left <= 0:
             raise TimeoutError("the handshake was not done in time")
         self._look()
-        self._sock.settimeout(min(left, _LOOK_S))
+        self._sock.settimeout(min(left, LOOK_S))

@@ -16,13 +16,16 @@ Python: the handshake, and the control messages of a rendezvous.
 from __future__ import annotations
 
 import errno
+import math
 import select
 import socket
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from unisono import _native
 from unisono.errors import BadArgument, Corrupted, MissingLibrary, NotAuthentic
+from unisono.transports.deadline import LOOK_S
 
 if TYPE_CHECKING:
     from unisono._native import Tls
@@ -78,12 +81,22 @@ def continue_handshake(tls: Tls) -> int:
         ) from None
 
 
-def client_handshake(sock: socket.socket, key: bytes, *, timeout_s: float) -> Tls:
-    """The client's end, after the handshake; TimeoutError if there is no answer."""
+def client_handshake(
+    sock: socket.socket,
+    key: bytes,
+    *,
+    timeout_s: float,
+    look: Callable[[], object] = lambda: None,
+) -> Tls:
+    """The client's end, after the handshake; TimeoutError if there is no answer.
+
+    `look` is called while it waits, and raises if there will be none.
+    """
     until = time.monotonic() + timeout_s
     tls = begin(sock, key, is_client=True)
     while awaited := continue_handshake(tls):
-        _await(sock, awaited, until)
+        while not _await(sock, awaited, until, LOOK_S):
+            look()
     return tls
 
 
@@ -111,10 +124,13 @@ def receive(sock: socket.socket, tls: Tls, most: int, *, until: float) -> bytes:
             ) from None
 
 
-def _await(sock: socket.socket, events: int, until: float) -> None:
-    left = until - time.monotonic()
+def _await(
+    sock: socket.socket, events: int, until: float, most_s: float = math.inf
+) -> bool:
+    """Whether it is ready, after so many seconds at most; TimeoutError at the end."""
+    left = min(until - time.monotonic(), most_s)
     if left <= 0:
         raise TimeoutError("the peer was not ready in time")
     poll = select.poll()
     poll.register(sock, events)
-    poll.poll(left * 1e3)
+    return bool(poll.poll(left * 1e3))
