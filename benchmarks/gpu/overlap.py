@@ -24,12 +24,13 @@ from torch.profiler import ProfilerActivity, profile
 import unisono
 from benchmarks.gpu.torch_steps import Gpt, Model, batch
 from unisono.cli._plot import pyplot, save, style
+from unisono.devices import rtc
 from unisono.parallel import DDP, FSDP, ZeRO
 from unisono.runtime.communicator import Communicator
 
 RESULTS = Path(__file__).parents[1] / "results" / "gpu_overlap.json"
 PICTURE = Path(__file__).parents[2] / "docs" / "gpu_overlap.svg"
-OURS = "unisono_interpret"
+OURS = rtc.ENTRIES
 ROWS = 8
 WARMUP = 3
 SMALL = 0.03
@@ -96,7 +97,7 @@ def spans_of(path: Path) -> Spans:
     found: Spans = {"computing": [], "communicating": []}
     for event in json.loads(path.read_text())["traceEvents"]:
         if event.get("cat") == "kernel":
-            ours = OURS in event["name"]
+            ours = any(name in event["name"] for name in OURS)
             begun = event["ts"] / 1e3
             span = begun, begun + event["dur"] / 1e3
             found["communicating" if ours else "computing"].append(span)

@@ -178,11 +178,11 @@ std::optional<std::uint64_t> launch(DeviceComm &comm, DevicePlan &plan,
                                     const cuda::Kernel &kernel, Address input, Address output,
                                     std::uint64_t stream, std::uint64_t current,
                                     std::int64_t timeout_ns, int blocks, int threads,
-                                    bool queued, std::size_t kept) {
+                                    bool packets, bool queued, std::size_t kept) {
   const std::uint32_t site = call_site_here();
   GilRelease unlocked;
   return comm.launch({&plan, &kernel, input, output, stream_of(stream), stream_of(current),
-                      timeout_ns, blocks, threads, site, queued, kept});
+                      timeout_ns, blocks, threads, packets, site, queued, kept});
 }
 
 void bind_staging(nb::module_ &m) {
@@ -239,6 +239,10 @@ void bind_staging(nb::module_ &m) {
 void bind_cuda(nb::module_ &m) {
   nb::exception<Error>(m, "CudaError", PyExc_RuntimeError);
   m.attr("MOST_DEVICE_BLOCKS") = device::most_blocks;
+  m.attr("MOST_PACKET_BLOCKS") = device::packet_blocks;
+  m.attr("PACKET_THREADS") = device::packet_threads;
+  m.def("packets_fit", &device::packets_fit, nb::arg("places"), nb::arg("piece"),
+        nb::arg("itemsize"), nb::arg("blocks"));
   m.attr("MOST_DEVICE_RANKS") = device::most_ranks;
   m.attr("DEVICE_CALL") = device_call;
   m.def("cuda_is_emulated", [] { return api().emulated; });
@@ -301,7 +305,10 @@ void bind_cuda(nb::module_ &m) {
              GilRelease unlocked;
              new (self) DevicePlan(comm.tables(), plan.plan);
            },
-           nb::arg("comm"), nb::arg("plan"));
+           nb::arg("comm"), nb::arg("plan"))
+      .def("fits_packets",
+           [](const DevicePlan &plan, int blocks) { return plan.packed().fits_packets(blocks); },
+           nb::arg("blocks"));
   nb::class_<DeviceComm>(m, "DeviceComm")
       .def("allocate", &DeviceComm::allocate, Unlocked())
       .def("announcement", [](DeviceComm &c) { return bytes_of(c.announcement()); })
@@ -312,7 +319,8 @@ void bind_cuda(nb::module_ &m) {
       .def("start", &DeviceComm::start, Unlocked())
       .def("launch", &launch, nb::arg("plan"), nb::arg("kernel"), nb::arg("input"),
            nb::arg("output"), nb::arg("stream"), nb::arg("current"), nb::arg("timeout_ns"),
-           nb::arg("blocks"), nb::arg("threads"), nb::arg("queued"), nb::arg("kept"))
+           nb::arg("blocks"), nb::arg("threads"), nb::arg("packets"), nb::arg("queued"),
+           nb::arg("kept"))
       .def("ended", &DeviceComm::ended)
       .def("sharing_of", [](DeviceComm &c, Address address, std::size_t bytes) {
              return int(c.sharing_of(address, bytes));

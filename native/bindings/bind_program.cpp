@@ -86,7 +86,7 @@ void make_plan(PlanHolder *self, const std::vector<const ProgramHolder *> &progr
                bool streams, std::uint64_t fingerprint, int collective, int dtype, int op,
                int root, std::uint64_t count, std::uint64_t content,
                const std::vector<std::string> &texts,
-               const std::optional<CodingArgs> &coding) {
+               const std::optional<CodingArgs> &coding, std::int32_t places) {
   Note note{};
   if (!set_texts(note, texts))
     throw nb::value_error("a plan has names that are longer than a note");
@@ -101,6 +101,7 @@ void make_plan(PlanHolder *self, const std::vector<const ProgramHolder *> &progr
   plan->input_at = values(input_at);
   plan->output_at = values(output_at);
   plan->size = values(size);
+  plan->places = places;
   plan->itemsize = item_size(DType(dtype));
   plan->input_bytes = input_bytes;
   plan->output_bytes = output_bytes;
@@ -143,5 +144,5 @@ void bind_program(nb::module_ &m) {
            nb::arg("may_cross_memory"), nb::arg("always_exposed"), nb::arg("streams"),
            nb::arg("fingerprint"), nb::arg("collective"), nb::arg("dtype"), nb::arg("op"),
            nb::arg("root"), nb::arg("count"), nb::arg("content"), nb::arg("texts"),
-           nb::arg("coding").none());
+           nb::arg("coding").none(), nb::arg("places") = 0);
 }

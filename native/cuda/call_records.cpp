@@ -37,7 +37,7 @@ CallRecords::CallRecords(Comm &comm, const Device &device)
     : recorder_(comm.engine().recorder), trace_(comm.engine().trace),
       communicator_(comm.id()), device_(device), memory_(device, sizeof(HostMemory)),
       host_(*memory_.host<HostMemory>()), on_device_(memory_.device<HostMemory>()) {
-  host_.peer = {reinterpret_cast<RankWords *>(on_device_->words), nullptr, nullptr};
+  host_.peer.words = reinterpret_cast<RankWords *>(on_device_->words);
   recorder_->add_source(this, [this] { look(); });
 }
 

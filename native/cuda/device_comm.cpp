@@ -22,7 +22,13 @@ constexpr std::size_t rounded_up(std::size_t bytes, std::size_t unit) {
   return (bytes + unit - 1) / unit * unit;
 }
 constexpr std::size_t windows_at = rounded_up(sizeof(RankWords), 256);
-constexpr std::size_t arena_bytes(std::size_t half) { return windows_at + 2 * half; }
+constexpr std::size_t packets_at(std::size_t half) {
+  return rounded_up(windows_at + 2 * half, 256);
+}
+// In host memory there are no packets.
+constexpr std::size_t arena_bytes(std::size_t half) {
+  return packets_at(half) + std::size_t(device::packet_area_bytes);
+}
 // A call maps so many new segments of each rank; the watcher maps the others.
 constexpr std::size_t most_updates = 8;
 // The watcher looks so many times whether shared memory is still there, each time it looks.
@@ -31,9 +37,7 @@ constexpr std::size_t most_looks = 16;
 constexpr std::uint64_t most_kept_calls = 16;
 constexpr std::size_t most_kept_bytes = std::size_t(1) << 20;
 // In host memory, where they follow each other.
-constexpr std::size_t arena_stride(std::size_t half) { return rounded_up(arena_bytes(half), 4096); }
-
-const char *const kernel_name = "unisono_interpret";
+constexpr std::size_t arena_stride(std::size_t half) { return rounded_up(packets_at(half), 4096); }
 
 std::uint64_t this_process() {
   static const int place = 0;
@@ -62,11 +66,18 @@ Kernel::Kernel(const Device &device, const void *image) : Kernel(device) {
 void Kernel::load(const void *image) {
   const CurrentDevice current(device_);
   UNISONO_CUDA(cuModuleLoadData, &module_, image);
-  UNISONO_CUDA(cuModuleGetFunction, &function_, module_, kernel_name);
+  interpret_ = find("unisono_interpret");
+  exchange_ = find("unisono_exchange");
+}
+
+Function Kernel::find(const char *name) const {
+  Function found = nullptr;
+  UNISONO_CUDA(cuModuleGetFunction, &found, module_, name);
   int registers = 0; // to tell that, the driver loads the function
-  UNISONO_CUDA(cuFuncGetAttribute, &registers, function_registers, function_);
+  UNISONO_CUDA(cuFuncGetAttribute, &registers, function_registers, found);
   if (api().cuFuncLoad != nullptr)
-    UNISONO_CUDA(cuFuncLoad, function_);
+    UNISONO_CUDA(cuFuncLoad, found);
+  return found;
 }
 
 Kernel::~Kernel() {
@@ -173,7 +184,9 @@ void DeviceComm::start() {
   for (std::size_t q = 0; q < arenas_.size(); ++q)
     peers.push_back({reinterpret_cast<RankWords *>(arenas_[q]),
                      reinterpret_cast<unsigned char *>(arenas_[q] + windows_at),
-                     mapped_.table(q)});
+                     mapped_.table(q),
+                     on_host_ ? nullptr
+                              : reinterpret_cast<unsigned char *>(arenas_[q] + packets_at(half_))});
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
   LaunchGate::of_process().add(this, device_.ordinal(), [this] { return is_in_flight(); });
   watcher_.start([this] { watch(); });
@@ -187,6 +200,8 @@ std::size_t DeviceComm::ranks_here() const {
 std::optional<std::uint64_t> DeviceComm::launch(const Arguments &a) {
   if (host_peers_->forked())
     return {};
+  if (a.packets && (on_host_ || !a.plan->packed().fits_packets(a.blocks)))
+    throw std::invalid_argument("the data of this call cannot travel as packets");
   look();
   const auto gate = LaunchGate::of_process().launching();
   const std::lock_guard only(launching_);
@@ -203,23 +218,24 @@ std::optional<std::uint64_t> DeviceComm::launch(const Arguments &a) {
     update_segments(most_updates, nullptr);
   }
   Launch launch = argument(a, captured);
+  const Function function = a.kernel->function(a.packets);
   Tables &tables = a.plan->tables();
   tables.copy(a.stream);
   const CallRecords::Call call{&a.plan->packed().plan().note, a.stream, a.site, a.queued};
   if (captured) {
     calls_.capture(call, launch);
   } else {
-    calls_.read_clock(a.kernel->function());
+    calls_.read_clock(a.kernel->function(false));
     calls_.launch(call, launch);
   }
   void *arguments[] = {&launch};
   const Result result =
-      api().cuLaunchKernel(a.kernel->function(), unsigned(a.blocks), 1, 1, unsigned(a.threads),
-                           1, 1, 0, a.stream, arguments, nullptr);
+      api().cuLaunchKernel(function, unsigned(a.blocks), 1, 1, unsigned(a.threads), 1, 1, 0,
+                           a.stream, arguments, nullptr);
   if (result != success && !captured)
     calls_.cancel();
   check(result, "cuLaunchKernel");
-  exposed_.fetch_add(launch.flags != 0, std::memory_order_relaxed);
+  exposed_.fetch_add(!a.packets && launch.flags != 0, std::memory_order_relaxed);
   launched_.fetch_add(!captured, std::memory_order_release);
   comm_.count_sent_on_devices(captured ? 0 : a.plan->packed().plan().sent_bytes);
   UNISONO_CUDA(cuEventRecord, captured ? last_captured_ : last_, a.stream);
@@ -243,19 +259,14 @@ bool DeviceComm::is_refused() {
 
 // What the kernel is given.
 Launch DeviceComm::argument(const Arguments &a, bool captured) {
-  const Plan &plan = a.plan->packed().plan();
   Launch launch = a.plan->packed().launch(a.plan->tables().address(), rank_,
                                           world_ranks_.size(), a.blocks);
   launch.input = reinterpret_cast<const unsigned char *>(a.input);
   launch.output = reinterpret_cast<unsigned char *>(a.output);
-  expose(launch, 0, a.input, plan.input_bytes);
-  if (a.output != a.input || plan.output_bytes != plan.input_bytes)
-    expose(launch, 1, a.output, plan.output_bytes);
-  else if (launch.flags != 0) {
-    launch.flags |= device::exposes_output;
-    launch.segment[1] = launch.segment[0];
-    launch.offset[1] = launch.offset[0];
-  }
+  if (a.packets)
+    launch.flags = device::sends_packets;
+  else
+    expose_buffers(launch, a);
   launch.peers = peers_.as<const Peer>();
   launch.words = reinterpret_cast<RankWords *>(arenas_[rank_]);
   launch.half = std::int64_t(half_);
@@ -269,6 +280,19 @@ Launch DeviceComm::argument(const Arguments &a, bool captured) {
   const std::int64_t limit = a.timeout_ns < 0 ? timeout_ns_->load() : a.timeout_ns;
   launch.timeout_ns = limit > 0 ? std::uint64_t(limit) : ~std::uint64_t(0);
   return launch;
+}
+
+// Lets other ranks use the buffers of a call in place, if all of them can.
+void DeviceComm::expose_buffers(Launch &launch, const Arguments &a) {
+  const Plan &plan = a.plan->packed().plan();
+  expose(launch, 0, a.input, plan.input_bytes);
+  if (a.output != a.input || plan.output_bytes != plan.input_bytes)
+    expose(launch, 1, a.output, plan.output_bytes);
+  else if (launch.flags != 0) {
+    launch.flags |= device::exposes_output;
+    launch.segment[1] = launch.segment[0];
+    launch.offset[1] = launch.offset[0];
+  }
 }
 
 // Lets other ranks use the input (0) or the output (1) in place, if all of them can. In

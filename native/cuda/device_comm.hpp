@@ -41,14 +41,16 @@ public:
   Kernel(const Device &device, const void *image);
   ~Kernel();
   Kernel(const Kernel &) = delete;
-  Function function() const { return function_; }
+  // For calls whose data travel as packets, or for others.
+  Function function(bool packets) const { return packets ? exchange_ : interpret_; }
 
 private:
   explicit Kernel(const Device &device) : device_(device) {}
   void load(const void *image);
+  Function find(const char *name) const;
   const Device &device_;
   Module module_ = nullptr;
-  Function function_ = nullptr;
+  Function interpret_ = nullptr, exchange_ = nullptr;
 };
 
 // A plan of one communicator, with its tables on the device.
@@ -108,6 +110,7 @@ public:
     Stream stream, current; // the call's, after what is now on its caller's
     std::int64_t timeout_ns; // 0: none; negative: that of the communicator
     int blocks, threads;
+    bool packets; // data travel with flags; the same on all ranks
     std::uint32_t site; // where Python called: bindings/call_sites.hpp
     bool queued;        // not on the stream of its caller
     std::size_t kept; // bytes that are kept for it until ended() tells that it has ended
@@ -146,6 +149,7 @@ private:
     alignas(64) std::uint64_t begun; // by graphs
   };
 
+  void expose_buffers(device::Launch &launch, const Arguments &arguments);
   // Of the input (0) or the output (1).
   void expose(device::Launch &launch, int which, Address address, std::size_t bytes);
 

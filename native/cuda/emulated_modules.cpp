@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <iterator>
 #include <string_view>
 
 #include "cuda/emulated_memory.hpp"
@@ -18,7 +19,8 @@ namespace unisono::cuda::emulated {
 namespace {
 
 constexpr std::string_view image_name = "unisono-emulated ";
-constexpr std::string_view kernel_name = "unisono_interpret";
+// Which one is launched, the flags of the call tell.
+constexpr std::string_view kernel_names[] = {"unisono_interpret", "unisono_exchange"};
 constexpr std::size_t longest_numbers = 8;
 
 // Of the kernel, as compiled for a device: device/kernel.cu.
@@ -50,7 +52,8 @@ bool words_are_reachable(State &state, int device, const device::Launch &launch)
   const std::lock_guard lock(state.mutex);
   return std::all_of(launch.peers, launch.peers + launch.n, [&](const device::Peer &peer) {
     return reachable(state, device, Address(peer.words)) &&
-           reachable(state, device, Address(peer.windows));
+           reachable(state, device, Address(peer.windows)) &&
+           (peer.packets == nullptr || reachable(state, device, Address(peer.packets)));
   });
 }
 
@@ -110,7 +113,7 @@ Result cuModuleGetFunction(Function *function, Module handle, const char *name) 
     const auto module = at.state.modules.find(handle);
     if (module == nullptr)
       return invalid_handle;
-    if (name == nullptr || name != kernel_name)
+    if (name == nullptr || std::ranges::find(kernel_names, name) == std::end(kernel_names))
       return not_found;
     *function = at.state.functions.add(std::make_shared<FunctionState>(FunctionState{module}));
     return success;

@@ -12,16 +12,18 @@
 // What can be done at the same time is done by threads of different warps: one publishes,
 // others poll, and others find the addresses of what is moved next.
 //
-// Every wait is bounded: by the time limit of the call, and by a word in the host's memory.
-// A block that gives up reports why, fills its slice of the output with a value that is not
-// a number, and ends: the kernel ends normally, and the device stays usable.
+// Every wait is bounded: see waits.cuh. A block that gives up fills its slice of the output
+// with a value that is not a number, and ends: the kernel ends normally, and the device stays
+// usable.
+//
+// In small calls nobody publishes: data travel with flags. See packets.cuh.
 //
 // Target provides the block (its number, threads and barriers), the ordered loads and
 // stores, and the clock. Mover does the work on bytes: see move.cuh.
 
 #pragma once
 
-#include "device/launch.hpp"
+#include "device/packets.cuh"
 
 namespace unisono::device {
 
@@ -43,7 +45,7 @@ struct Movement {
 template <class Vector> struct BlockMemory {
   RankWords *words[most_ranks]; // of all ranks
   // Of all ranks, by rows::Home: inputs and outputs, where they are exposed or this rank's, and
-  // windows.
+  // windows; of calls with packets: this block's packets of this generation.
   unsigned char *buffers[3][most_ranks];
   // Of the action that runs, and of the next one: some threads prepare it when others still
   // move the data of this one.
@@ -56,6 +58,15 @@ template <class Vector> struct BlockMemory {
   ProgramTables program; // that runs
   // Of the program, if they fit: every action reads them, one row after another.
   Vector tables[table_bytes / sizeof(Vector)];
+
+  // The rows of a table that begins at a place.
+  template <class Row>
+  UNISONO_DEVICE const Row *rows(const ProgramTables &program, std::uint32_t at) const {
+    const unsigned char *from = program.bytes > table_bytes
+                                    ? program.tables
+                                    : reinterpret_cast<const unsigned char *>(tables);
+    return reinterpret_cast<const Row *>(from + at);
+  }
 };
 
 template <class Target, class Mover> class Interpreter {
@@ -64,18 +75,24 @@ template <class Target, class Mover> class Interpreter {
 public:
   using Memory = BlockMemory<Vector>;
   UNISONO_DEVICE Interpreter(const Launch &call, Target target, Memory &shared)
-      : call_(call), target_(target), shared_(shared) {}
+      : call_(call), target_(target), shared_(shared), waits_(call, target_) {}
 
   UNISONO_DEVICE void run() {
     if (!execute())
       abandon();
   }
 
-private:
-  UNISONO_DEVICE BlockWords &mine() const { return call_.words->blocks[target_.block()]; }
+  // The same for a call whose data travel as packets.
+  UNISONO_DEVICE void run_packets() {
+    if (!exchange_packets())
+      abandon();
+  }
 
-  // Of this call; read again where it is needed, which saves registers.
-  UNISONO_DEVICE U64 number() const { return mine().calls + 1; }
+private:
+  using BlockPackets = Packets<Target, Memory>;
+
+  UNISONO_DEVICE BlockWords &mine() const { return waits_.mine(); }
+  UNISONO_DEVICE U64 number() const { return waits_.number(); }
 
   // Of this block on another rank; known from the arrival on.
   UNISONO_DEVICE const BlockWords &words(std::int32_t rank) const {
@@ -112,18 +129,99 @@ private:
     if (!wait(rows<rows::Wait>(program, program.exits), program.num_exits,
               std::int32_t(program.pieces) - 1))
       return false;
+    end_call();
+    return true;
+  }
+
+  UNISONO_DEVICE void end_call() {
     take_time(2);
     if (target_.thread() == 0) {
       target_.store_relaxed(&mine().calls, shared_.call);
       if (target_.block() == 0)
         target_.store_relaxed(call_.done, shared_.call);
     }
+  }
+
+  // A call whose data travel as packets. The ranks need not arrive before data are exchanged,
+  // but before the call ends: so all of them have read this half of the windows when the call
+  // after the next one uses it again.
+  UNISONO_DEVICE bool exchange_packets() {
+    take_time(0);
+    bool failed = target_.load_relaxed(&call_.words->failed) != 0;
+    copy_program(call_.packets);
+    find_packets();
+    if (target_.any(failed))
+      return false;
+    const U64 call = number();
+    BlockPackets packets(call_, target_, waits_, shared_);
+    const std::int32_t control = target_.thread() - packets.first_control();
+    const bool is_clear = mine().packet_epoch == epoch();
+    if (control == 0) {
+      if (is_clear)
+        packets.announce();
+      publish_arrival(call);
+    }
+    // Without threads for it the ranks are seen to arrive first, too.
+    UNISONO_NO_UNROLL
+    for (std::int32_t turn = is_clear && packets.first_control() != 0; turn < 2; ++turn) {
+      failed = turn == 1 && !Mover::exchange(packets);
+      UNISONO_NO_UNROLL
+      for (std::int32_t q = control; control >= 0 && q < call_.n && !failed;
+           q += target_.threads() - packets.first_control())
+        failed = !packets.sees(q, call, is_clear);
+      if (target_.any(failed) || (turn == 0 && !is_clear && !clear_packets()))
+        return false;
+    }
+    take_time(1);
+    if (target_.thread() == 0)
+      target_.store_relaxed(&mine().progress, progress_word(1, 0));
+    end_call();
     return true;
   }
 
+  // The flags of packets have 32 bits, so one from long ago could be taken for one of this call.
+  // Therefore they are cleared long before that: when all ranks have arrived nobody reads those
+  // of an earlier call, and when all have cleared theirs they are written again.
+  UNISONO_DEVICE bool clear_packets() {
+    constexpr std::int64_t bytes = 2 * (packet_header + packet_bytes);
+    Vector *const packets =
+        reinterpret_cast<Vector *>(call_.peers[call_.rank].packets + target_.block() * bytes);
+    UNISONO_NO_UNROLL
+    for (std::int32_t i = target_.thread(); i < bytes / std::int32_t(sizeof(Vector));
+         i += target_.threads())
+      packets[i] = Vector{};
+    target_.sync();
+    if (target_.thread() == 0) {
+      target_.store_relaxed(&mine().packet_epoch, epoch());
+      report(0, 1);
+    }
+    bool failed = false;
+    UNISONO_NO_UNROLL
+    for (std::int32_t q = target_.thread(); q < call_.n && !failed; q += target_.threads())
+      failed = !reached(q, 0, 1);
+    return !target_.any(failed);
+  }
+
+  UNISONO_DEVICE U64 epoch() const { return shared_.first_generation >> packet_epoch_bits; }
+
+  // Where the packets of this call are, and this rank's buffers.
+  UNISONO_DEVICE void find_packets() {
+    const U64 half = mine().progress >> progress_action_bits & 1;
+    UNISONO_NO_UNROLL
+    for (std::int32_t q = from_warp(1); q < call_.n; q += target_.threads()) {
+      shared_.words[q] = call_.peers[q].words;
+      shared_.buffers[rows::window][q] =
+          call_.peers[q].packets + packet_header +
+          (target_.block() * 2 + std::int32_t(half)) * (packet_header + packet_bytes);
+    }
+    if (target_.thread() == 0) {
+      shared_.buffers[rows::input][call_.rank] = const_cast<unsigned char *>(call_.input);
+      shared_.buffers[rows::output][call_.rank] = call_.output;
+    }
+  }
+
   // All threads of the block, while some of them wait for the others to arrive.
-  UNISONO_DEVICE void copy_program(std::uint32_t mode) {
-    const ProgramTables &program = call_.programs[mode];
+  UNISONO_DEVICE void copy_program(const ProgramTables &program) {
     if (from_warp(2) == 0) {
       shared_.program = program;
       shared_.first_generation = mine().progress >> progress_action_bits;
@@ -140,13 +238,9 @@ private:
       shared_.tables[i] = from[i];
   }
 
-  // The rows of a table that begins at a place.
   template <class Row>
   UNISONO_DEVICE const Row *rows(const ProgramTables &program, std::uint32_t at) const {
-    const unsigned char *tables = program.bytes > table_bytes
-                                      ? program.tables
-                                      : reinterpret_cast<const unsigned char *>(shared_.tables);
-    return reinterpret_cast<const Row *>(tables + at);
+    return shared_.template rows<Row>(program, at);
   }
 
   // For a trace.
@@ -161,11 +255,12 @@ private:
   UNISONO_DEVICE bool arrive() {
     take_time(0);
     const U64 call = number();
-    bool failed = target_.load_relaxed(&call_.words->failed) != 0;
+    // All of them at once: nobody reports a failure of this call before it is published.
+    bool failed = target_.any(target_.load_relaxed(&call_.words->failed) != 0);
     if (target_.thread() == 0 && !failed)
       publish_arrival(call);
     const std::uint32_t flags = std::uint32_t(call_.flags);
-    copy_program(flags);
+    copy_program(call_.programs[flags]);
     std::uint32_t exposed = flags; // by the ranks that this thread waits for
     UNISONO_NO_UNROLL
     for (std::int32_t q = from_warp(1); q < call_.n && !failed; q += target_.threads())
@@ -174,7 +269,7 @@ private:
     if (target_.any(failed || exposed != flags)) {
       if (target_.any(failed))
         return false;
-      copy_program(common(flags, exposed));
+      copy_program(call_.programs[common(flags, exposed)]);
       target_.sync();
     }
     take_time(1);
@@ -210,14 +305,11 @@ private:
     shared_.words[rank] = peer.words;
     shared_.buffers[rows::window][rank] = peer.windows;
     const Arrival &arrival = peer.words->blocks[target_.block()].arrivals[call & 1];
-    if (!poll(&arrival.call, call, rank))
+    if (!waits_.poll(&arrival.call, call, rank))
       return false;
     const CallFacts facts = arrival.facts; // all of it is on its way at the same time
-    if (facts.fingerprint != call_.fingerprint ||
-        facts.flags >> flag_bits != U64(target_.blocks())) {
-      fail(Why::mismatch, rank, &arrival.summary);
+    if (!waits_.agrees(arrival, facts.fingerprint, facts.flags, rank))
       return false;
-    }
     exposed &= std::uint32_t(facts.flags);
     const bool own = rank == call_.rank;
     shared_.buffers[rows::input][rank] =
@@ -281,61 +373,7 @@ private:
   }
 
   UNISONO_DEVICE bool reached(std::int32_t rank, std::int32_t piece, U64 actions) {
-    return poll(&words(rank).progress, progress_word(piece, actions), rank);
-  }
-
-  // Polls a word of a rank until it is at least `least`; false if the call is given up. After
-  // some looks an acquire load is made only of what is there: it disturbs other blocks.
-  UNISONO_DEVICE bool poll(const U64 *word, U64 least, std::int32_t rank) {
-    constexpr unsigned eager_looks = 32;
-    UNISONO_NO_UNROLL
-    for (unsigned looks = 1;
-         (looks > eager_looks && target_.load_relaxed(word) < least) ||
-         target_.load_acquire(word) < least;
-         ++looks) {
-      if (looks % Target::looks_per_check == 0 && given_up(word, least, rank))
-        return false;
-      target_.pause(looks);
-    }
-    return true;
-  }
-
-  UNISONO_DEVICE bool given_up(const U64 *word, U64 least, std::int32_t rank) {
-    if (target_.load_host(call_.abort) != 0) {
-      (void)target_.claim(&call_.words->failed); // for the calls behind it
-      return true;
-    }
-    if (target_.load_relaxed(&call_.words->failed) != 0)
-      return true;
-    // A rank closes after its last kernel has ended: what is not there then never comes.
-    if (target_.load_acquire_host(&call_.peers[rank].words->closed) != 0 &&
-        target_.load_acquire(word) < least) {
-      fail(Why::closed, rank);
-      return true;
-    }
-    const auto now = std::uint32_t(target_.clock_ns() >> time_unit_bits) | 1;
-    if (waiting_since_ == 0)
-      waiting_since_ = now;
-    if (now - waiting_since_ < call_.timeout_ns >> time_unit_bits)
-      return false;
-    fail(Why::timeout, rank);
-    return true;
-  }
-
-  // Reports the first failure of this rank to the host.
-  UNISONO_DEVICE void fail(Why why, std::int32_t rank, const Summary *other = nullptr) {
-    if (!target_.claim(&call_.words->failed))
-      return;
-    FailureSlot &slot = *call_.failure;
-    slot.why = std::uint32_t(why);
-    slot.rank = std::uint32_t(rank);
-    slot.block = std::uint32_t(target_.block());
-    slot.call = call_.words->blocks[0].calls + 1;
-    slot.done = call_.done;
-    slot.mine = call_.summary;
-    if (other != nullptr)
-      slot.theirs = *other;
-    target_.store_host(&slot.state, 1);
+    return waits_.poll(&words(rank).progress, progress_word(piece, actions), rank);
   }
 
   UNISONO_DEVICE void report(std::int32_t piece, U64 actions) {
@@ -427,9 +465,7 @@ private:
   const Launch &call_;
   Target target_;
   Memory &shared_;
-  // The first time that a wait took long, or 0; in units of about a millisecond.
-  static constexpr unsigned time_unit_bits = 20;
-  std::uint32_t waiting_since_ = 0;
+  Waits<Target> waits_;
 };
 
 } // namespace unisono::device

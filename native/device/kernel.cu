@@ -14,8 +14,17 @@ using namespace unisono::device;
 
 using Mover = Reduce<ElementOf<DType(UNISONO_DTYPE)>::Type, OperationOf<Op(UNISONO_OP)>::Type>;
 
+using Memory = BlockMemory<DeviceTarget::Vector>;
+
 extern "C" __global__ void __launch_bounds__(512, 2)
     unisono_interpret(const __grid_constant__ Launch launch) {
-  __shared__ BlockMemory<DeviceTarget::Vector> memory;
+  __shared__ Memory memory;
   Interpreter<DeviceTarget, Mover>(launch, DeviceTarget(), memory).run();
+}
+
+// For small calls.
+extern "C" __global__ void __launch_bounds__(packet_threads, 2)
+    unisono_exchange(const __grid_constant__ Launch launch) {
+  __shared__ Memory memory;
+  Interpreter<DeviceTarget, Mover>(launch, DeviceTarget(), memory).run_packets();
 }

@@ -19,8 +19,18 @@ constexpr int most_segments = 1024; // of a rank that others have mapped
 constexpr int table_bytes = 16 << 10; // of a program that a block copies to its own memory
 constexpr unsigned progress_action_bits = 20; // the rest of a progress word is the generation
 
-// What all ranks expose is the number of the program that they run.
-enum Flag : U64 { exposes_input = 1, exposes_output = 2 };
+// Of calls whose data travel as packets (device/packets.cuh).
+constexpr int packet_blocks = 16;               // of a launch, at most
+constexpr int packet_threads = 288; // of a block: a power of 2, and a warp that sees arrivals
+constexpr std::int64_t packet_bytes = 64 << 10; // of a block in a call, at most
+constexpr std::int64_t packet_header = 128;     // before them, for the rank's announcement
+constexpr unsigned packet_epoch_bits = 30; // so many generations later its packets are cleared
+
+// Of a rank: its blocks have two halves each, which generations use in turn.
+constexpr std::int64_t packet_area_bytes = packet_blocks * 2 * (packet_header + packet_bytes);
+
+// What all ranks expose is the number of the program that they run, unless all send packets.
+enum Flag : U64 { exposes_input = 1, exposes_output = 2, sends_packets = 4 };
 constexpr unsigned flag_bits = 8; // above them are the blocks of the launch
 
 // What a call is, for the error message when calls differ.
@@ -51,6 +61,7 @@ struct Arrival {
 struct BlockWords {
   alignas(128) U64 progress; // generation and actions done; stored with release
   U64 calls; // that have ended; no other rank reads it
+  U64 packet_epoch; // of the last call with packets; nor this
   alignas(128) Arrival arrivals[2];
 };
 
@@ -66,6 +77,7 @@ struct Peer {
   RankWords *words;
   unsigned char *windows; // two halves, which generations use in turn
   unsigned char *const *segments; // where its shared buffers are mapped, by their numbers
+  unsigned char *packets; // packet_area_bytes; null if they are not used
 };
 
 // A place that an action reads or writes, or an action of a program, as the host has prepared
@@ -81,6 +93,8 @@ struct Action {
   std::int32_t first_place, num_sources, num_destinations; // the sources come first
   std::int32_t first_wait, end_wait;
   std::int32_t completes, is_awaited; // whether another rank waits for it
+  std::int32_t chunk;
+  std::int32_t own_source; // the last one that is in a buffer of this rank, or -1
 };
 
 // A program for one combination of exposed buffers. Its tables follow each other in memory.
@@ -110,6 +124,7 @@ struct FailureSlot {
 
 struct Launch {
   ProgramTables programs[4]; // by what all ranks expose; no actions: not there
+  ProgramTables packets; // for packets: in windows, a place is the number of a value
   const unsigned char *input;
   unsigned char *output;
   std::int64_t output_bytes;

@@ -243,6 +243,10 @@ template <class Type, class Operation> struct Reduce {
     else
       run<Pack<Unaligned<Stored>>, 1>(target, m, done);
   }
+
+  template <class Packets> UNISONO_DEVICE static bool exchange(Packets &packets) {
+    return packets.template exchange<Reduce>();
+  }
 };
 
 } // namespace unisono::device

@@ -36,8 +36,12 @@ void add_action(Rows &made, const Plan &plan, const Program &program,
   std::vector<Place> &places = made.places;
   const auto size = [&places] { return std::int32_t(places.size()); };
   const std::int32_t first = size();
-  for (auto i = action.first_source; i < action.end_source; ++i)
+  std::int32_t own_source = -1;
+  for (auto i = action.first_source; i < action.end_source; ++i) {
+    if (program.sources[std::size_t(i)].home != rows::window)
+      own_source = i - action.first_source;
     places.push_back(source_of(plan, program.sources[std::size_t(i)], piece));
+  }
   const std::int32_t end_source = size();
   if (action.window >= 0)
     places.push_back({window_at(action.window, piece), rows::window, own});
@@ -49,7 +53,7 @@ void add_action(Rows &made, const Plan &plan, const Program &program,
         {plan.output_at[chunk], rows::output, program.deliveries[std::size_t(i)]});
   made.actions.push_back({plan.size[chunk], first, end_source - first, size() - end_source,
                           action.first_wait, action.end_wait, action.completes,
-                          action.is_awaited});
+                          action.is_awaited, action.chunk, own_source});
 }
 
 Rows rows_of(const Plan &plan, const Program &program, std::int64_t piece) {
@@ -66,10 +70,32 @@ Rows rows_of(const Plan &plan, const Program &program, std::int64_t piece) {
 
 } // namespace
 
+bool packets_fit(std::int64_t places, std::int64_t piece, std::size_t itemsize, int blocks) {
+  if (blocks > packet_blocks)
+    return false;
+  const std::int64_t bytes = tile_of(piece, itemsize, blocks) * std::int64_t(itemsize);
+  return std::max(places, std::int64_t(1)) * bytes * 2 <= packet_bytes; // half is flags
+}
+
+std::int64_t tile_of(std::int64_t piece, std::size_t itemsize, int blocks) {
+  const std::int64_t per_grain = std::int64_t(grain / itemsize);
+  const std::int64_t grains = (piece + per_grain - 1) / per_grain;
+  const std::int64_t each = (grains + blocks - 1) / blocks * per_grain;
+  return std::min(each, tile_bytes / std::int64_t(itemsize));
+}
+
 PackedPlan::PackedPlan(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)) {
   for (std::size_t mode = 0; mode < programs_.size(); ++mode)
     if (plan_->programs[mode])
-      add(mode);
+      programs_[mode] = add(mode, false);
+  if (fits_packets(packet_blocks))
+    packets_ = add(0, true);
+}
+
+// Packets are written by the program that exposes nothing, which is run on one piece.
+bool PackedPlan::fits_packets(int blocks) const {
+  return plan_->programs[0] && plan_->pieces[0] == 1 &&
+         packets_fit(plan_->places, plan_->piece[0], plan_->itemsize, blocks);
 }
 
 // Where the table begins.
@@ -81,40 +107,44 @@ template <class Row> std::uint32_t PackedPlan::add(const std::vector<Row> &table
   return std::uint32_t(offset);
 }
 
-void PackedPlan::add(std::size_t mode) {
+ProgramTables PackedPlan::add(std::size_t mode, bool as_packets) {
   const Program &program = *plan_->programs[mode];
   const std::int64_t piece = plan_->piece[mode];
-  ProgramTables &made = programs_[mode];
-  const Rows rows = rows_of(*plan_, program, piece);
+  ProgramTables made{};
+  const Rows rows = rows_of(*plan_, program, as_packets ? 1 : piece);
   const std::uint32_t first = add(rows.actions);
   made.tables = reinterpret_cast<const unsigned char *>(std::uintptr_t(first));
   made.places = add(rows.places) - first;
-  made.waits = add(program.waits) - first;
-  made.exits = add(program.exits) - first;
-  made.readers = add(program.readers) - first;
+  if (!as_packets) { // a packet tells by itself that it is there
+    made.waits = add(program.waits) - first;
+    made.exits = add(program.exits) - first;
+    made.readers = add(program.readers) - first;
+    made.num_exits = std::int32_t(program.exits.size());
+    made.num_readers = std::int32_t(program.readers.size());
+  }
   made.bytes = std::uint32_t(bytes_.size()) - first;
   made.num_actions = std::int32_t(program.actions.size());
-  made.num_exits = std::int32_t(program.exits.size());
-  made.num_readers = std::int32_t(program.readers.size());
   made.piece = piece;
   made.pieces = plan_->pieces[mode];
+  return made;
 }
 
 Launch PackedPlan::launch(const std::byte *base, std::size_t rank, std::size_t n,
                           int blocks) const {
   Launch launch{};
-  const std::int64_t per_grain = std::int64_t(grain / plan_->itemsize);
-  for (std::size_t mode = 0; mode < programs_.size(); ++mode) {
-    if (!plan_->programs[mode])
-      continue;
-    ProgramTables &program = launch.programs[mode];
-    program = programs_[mode];
+  const auto place = [&](ProgramTables &program, std::size_t mode) {
     program.tables = reinterpret_cast<const unsigned char *>(base) +
                      reinterpret_cast<std::uintptr_t>(program.tables);
-    const std::int64_t grains = (program.piece + per_grain - 1) / per_grain;
-    const std::int64_t each = (grains + blocks - 1) / blocks * per_grain;
-    program.tile = std::min(each, tile_bytes / std::int64_t(plan_->itemsize));
-  }
+    program.tile = tile(mode, blocks);
+  };
+  for (std::size_t mode = 0; mode < programs_.size(); ++mode)
+    if (plan_->programs[mode]) {
+      launch.programs[mode] = programs_[mode];
+      place(launch.programs[mode], mode);
+    }
+  launch.packets = packets_;
+  if (packets_.pieces != 0)
+    place(launch.packets, 0);
   launch.output_bytes = std::int64_t(plan_->output_bytes);
   launch.fingerprint = plan_->fingerprint;
   const Note &note = plan_->note;

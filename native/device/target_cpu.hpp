@@ -11,6 +11,7 @@
 #include "support/clock.hpp"
 
 #define UNISONO_DEVICE inline
+#define UNISONO_COLD inline
 #define UNISONO_UNROLL
 #define UNISONO_NO_UNROLL
 
@@ -53,6 +54,7 @@ public:
   static constexpr unsigned looks_per_check = 64;
   static constexpr int narrow_sources = 2;
   static constexpr int sum_registers = 16;
+  static constexpr int packets_together = 2;
 
   CpuTarget(int block, int blocks, int thread, int threads, CpuBlockBarrier &barrier)
       : block_(block), blocks_(blocks), thread_(thread), threads_(threads),
@@ -79,6 +81,15 @@ public:
   }
   static std::uint64_t load_relaxed(const std::uint64_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
+  }
+  // 16 bytes of data in words with flags, each of which is loaded and stored at once.
+  static void load_packets(const std::uint64_t *from, std::uint64_t (&words)[4]) {
+    for (int k = 0; k < 4; ++k)
+      words[k] = load_relaxed(from + k);
+  }
+  static void store_packets(std::uint64_t *to, const std::uint64_t (&words)[4]) {
+    for (int k = 0; k < 4; ++k)
+      store_relaxed(to + k, words[k]);
   }
   static std::uint32_t load_relaxed(const std::uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);

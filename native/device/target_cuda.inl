@@ -3,6 +3,7 @@
 
 #define UNISONO_RTC
 #define UNISONO_DEVICE __device__ __forceinline__
+#define UNISONO_COLD __device__ __noinline__ // rarely called: kept out of the way
 #define UNISONO_UNROLL _Pragma("unroll")
 #define UNISONO_NO_UNROLL _Pragma("unroll 1")
 
@@ -41,6 +42,9 @@ struct DeviceTarget {
 #else
   static constexpr int sum_registers = 16;
 #endif
+
+  // Packets of a thread that are loaded together.
+  static constexpr int packets_together = 2;
 
   // Read anew each time: else the compiler keeps what is made of them in registers, from one
   // end of the kernel to the other.
@@ -87,6 +91,24 @@ struct DeviceTarget {
                  : "l"(word)
                  : "memory");
     return value;
+  }
+  // 16 bytes of data in words with flags, each of which is loaded and stored at once: no
+  // word of a vector is ordered before another one.
+  UNISONO_DEVICE static void load_packets(const std::uint64_t *from,
+                                          std::uint64_t (&words)[4]) {
+    UNISONO_UNROLL
+    for (int k = 0; k < 4; k += 2)
+      asm volatile("ld.relaxed." UNISONO_SCOPE ".global.v2.u64 {%0, %1}, [%2];"
+                   : "=l"(words[k]), "=l"(words[k + 1])
+                   : "l"(from + k)
+                   : "memory");
+  }
+  UNISONO_DEVICE static void store_packets(std::uint64_t *to, const std::uint64_t (&words)[4]) {
+    UNISONO_UNROLL
+    for (int k = 0; k < 4; k += 2)
+      asm volatile("st.relaxed." UNISONO_SCOPE ".global.v2.u64 [%0], {%1, %2};" ::"l"(to + k),
+                   "l"(words[k]), "l"(words[k + 1])
+                   : "memory");
   }
   UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
     std::uint32_t value;

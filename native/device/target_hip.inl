@@ -2,6 +2,7 @@
 
 #define UNISONO_RTC
 #define UNISONO_DEVICE __device__ __forceinline__
+#define UNISONO_COLD __device__ __attribute__((noinline))
 #define UNISONO_UNROLL _Pragma("unroll")
 #define UNISONO_NO_UNROLL _Pragma("nounroll")
 #define __grid_constant__
@@ -22,6 +23,7 @@ struct DeviceTarget {
   static constexpr unsigned looks_per_check = 1024;
   static constexpr int narrow_sources = 2;
   static constexpr int sum_registers = 16;
+  static constexpr int packets_together = 2;
 
   UNISONO_DEVICE static int block() { return int(blockIdx.x); }
   UNISONO_DEVICE static int blocks() { return int(gridDim.x); }
@@ -44,6 +46,17 @@ struct DeviceTarget {
   }
   UNISONO_DEVICE static std::uint64_t load_relaxed(const std::uint64_t *word) {
     return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+  }
+  UNISONO_DEVICE static void load_packets(const std::uint64_t *from,
+                                          std::uint64_t (&words)[4]) {
+    UNISONO_UNROLL
+    for (int k = 0; k < 4; ++k)
+      words[k] = load_relaxed(from + k);
+  }
+  UNISONO_DEVICE static void store_packets(std::uint64_t *to, const std::uint64_t (&words)[4]) {
+    UNISONO_UNROLL
+    for (int k = 0; k < 4; ++k)
+      store_relaxed(to + k, words[k]);
   }
   UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
     return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);

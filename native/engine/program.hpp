@@ -67,6 +67,8 @@ struct Plan {
   std::vector<std::int64_t> input_at, output_at, size; // of each chunk, in elements
   // Likewise: elements per piece of a chunk, and the number of pieces.
   std::array<std::int64_t, 4> piece{}, pieces{1, 1, 1, 1};
+  // Of a window, of the rank that needs most, where nothing is exposed; for devices.
+  std::int32_t places = 0;
   std::size_t itemsize = 1;
   std::size_t input_bytes = 0, output_bytes = 0;
   std::uint64_t sent_bytes = 0; // by this rank to others, by the schedule

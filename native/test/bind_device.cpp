@@ -22,7 +22,7 @@ using namespace unisono::device;
 
 namespace {
 
-// What one rank runs: its plan, the addresses of its input and output, and what it exposes.
+// What one rank runs: its plan, the addresses of its input and output, and the flags.
 using RankCall = std::tuple<const PlanHolder *, std::uintptr_t, std::uintptr_t, unsigned>;
 // Why, the rank concerned, and the number of the call; all 0 if it did not fail.
 using Reported = std::tuple<unsigned, unsigned>;
@@ -36,7 +36,9 @@ public:
       rank.words = std::make_unique<RankWords>();
       rank.windows.resize(2 * half + 16);
       rank.segments[0] = nullptr; // offsets are addresses
-      peers_[r] = {rank.words.get(), align(rank.windows.data()), rank.segments};
+      rank.packets.resize(packet_area_bytes + 16);
+      peers_[r] = {rank.words.get(), align(rank.windows.data()), rank.segments,
+                   align(rank.packets.data())};
     }
   }
 
@@ -69,6 +71,22 @@ public:
     return reported;
   }
 
+  static bool fits_packets(const PlanHolder &plan, int blocks) {
+    return PackedPlan(plan.plan).fits_packets(blocks);
+  }
+
+  // What other ranks read of a rank's packets.
+  nb::bytes packets(std::size_t rank) const {
+    return nb::bytes(align(ranks_.at(rank).packets.data()), std::size_t(packet_area_bytes));
+  }
+
+  // All blocks have made calls of so many generations.
+  void set_generation(std::uint64_t generation) {
+    for (Rank &rank : ranks_)
+      for (BlockWords &block : rank.words->blocks)
+        block.progress = generation << progress_action_bits;
+  }
+
   void abort() {
     for (Rank &rank : ranks_)
       __atomic_store_n(&rank.abort, 1, __ATOMIC_RELAXED);
@@ -77,14 +95,14 @@ public:
 private:
   struct Rank {
     std::unique_ptr<RankWords> words;
-    std::vector<unsigned char> windows;
+    std::vector<unsigned char> windows, packets;
     unsigned char *segments[1];
     FailureSlot failure{};
     std::uint32_t abort = 0;
     std::uint64_t done = 0;
   };
 
-  static unsigned char *align(unsigned char *at) {
+  template <class Byte> static Byte *align(Byte *at) {
     return at + (16 - reinterpret_cast<std::uintptr_t>(at) % 16) % 16;
   }
 
@@ -118,5 +136,9 @@ void bind_device(nb::module_ &m) {
       .def(nb::init<std::size_t, std::size_t>(), nb::arg("n"), nb::arg("half"))
       .def("run", &InterpretedWorld::run, nb::arg("calls"), nb::arg("blocks"),
            nb::arg("threads"), nb::arg("timeout_ns"))
+      .def_static("fits_packets", &InterpretedWorld::fits_packets, nb::arg("plan"),
+                  nb::arg("blocks"))
+      .def("packets", &InterpretedWorld::packets, nb::arg("rank"))
+      .def("set_generation", &InterpretedWorld::set_generation, nb::arg("generation"))
       .def("abort", &InterpretedWorld::abort);
 }

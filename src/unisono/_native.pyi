@@ -110,6 +110,7 @@ class Plan:
         content: int,
         texts: Sequence[str],
         coding: tuple[str, int, int, int, bool, int] | None,
+        places: int = 0,
     ) -> None: ...
 
 class PeerTable:
@@ -338,6 +339,12 @@ class CudaError(RuntimeError):
 
 MOST_DEVICE_BLOCKS: int = 256
 
+MOST_PACKET_BLOCKS: int = 16
+
+PACKET_THREADS: int = 288
+
+def packets_fit(places: int, piece: int, itemsize: int, blocks: int) -> bool: ...
+
 MOST_DEVICE_RANKS: int = 256
 
 DEVICE_CALL: int = 2147483648
@@ -397,6 +404,7 @@ class CudaKernel:
 
 class DevicePlan:
     def __init__(self, comm: DeviceComm, plan: Plan) -> None: ...
+    def fits_packets(self, blocks: int) -> bool: ...
 
 class DeviceComm:
     def allocate(self) -> None: ...
@@ -416,6 +424,7 @@ class DeviceComm:
         timeout_ns: int,
         blocks: int,
         threads: int,
+        packets: bool,
         queued: bool,
         kept: int,
     ) -> int | None: ...
@@ -526,6 +535,10 @@ class InterpretedWorld:
     def run(
         self, calls: Sequence[object], blocks: int, threads: int, timeout_ns: int
     ) -> list[tuple[int, int]]: ...
+    @staticmethod
+    def fits_packets(plan: Plan, blocks: int) -> bool: ...
+    def packets(self, rank: int) -> bytes: ...
+    def set_generation(self, generation: int) -> None: ...
     def abort(self) -> None: ...
 
 def emulated_functions() -> dict[str, int]: ...

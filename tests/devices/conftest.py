@@ -41,6 +41,12 @@ def emulated(monkeypatch):
 
 
 @pytest.fixture
+def without_packets(monkeypatch):
+    """Small buffers are used in place, too."""
+    monkeypatch.setenv("UNISONO_CUDA_PACKETS", "0")
+
+
+@pytest.fixture
 def with_nccl(monkeypatch):
     """NCCL, a fake one, is the engine, and each of four ranks can have a GPU."""
     library = fake_nccl.compiled()

@@ -57,7 +57,7 @@ def test_calls_are_in_the_flight_recorder():
         results = w.run(recorded)
     for calls, hosts, stream in results:
         assert [c["collective_seq_id"] for c in calls] == [1, 2]
-        assert [c["algorithm"] for c in calls] == ["direct", "ring"]
+        assert [c["algorithm"] for c in calls] == ["naive", "ring"]
         assert [c["op"] for c in calls] == ["sum", "max"]
         assert [c["label"] for c in calls] == ["grads", ""]
         assert calls[0]["stream"] == stream
@@ -122,7 +122,7 @@ def test_trace_shows_when_calls_were_launched_began_and_ended(tmp_path):
         for call in calls:
             args = call["args"]
             assert call["name"] == args["collective"] == "all_reduce"
-            assert (args["dtype"], args["algorithm"]) == ("float32", "direct")
+            assert (args["dtype"], args["algorithm"]) == ("float32", "naive")
             assert (args["bytes"], args["device"]) == (4 * COUNT, "cuda:0")
             assert args["stream"].startswith("0x")
             assert 0 <= args["launched"] <= call["ts"]
@@ -147,9 +147,9 @@ def test_summary_has_calls_on_devices_apart(tmp_path, capsys):
     assert (rows[False].calls, rows[False].nbytes) == (1, 40)
     assert rows[True].time > 0
     assert main(["trace", "summary", str(file)]) == 0
-    assert "all_reduce on cuda by direct" in capsys.readouterr().out
+    assert "all_reduce on cuda by naive" in capsys.readouterr().out
     assert main(["trace", "diff", str(file), str(file)]) == 0
-    assert "all_reduce on cuda by direct" in capsys.readouterr().out
+    assert "all_reduce on cuda by naive" in capsys.readouterr().out
 
 
 def late(comm, file, others):
@@ -240,7 +240,7 @@ def test_progress_is_seen_from_outside(monkeypatch):
             host, there = rows
             assert (host["name"], there["name"]) == ("world", "world on cuda")
             assert there["seq"] == 2
-            assert there["call"] == f"all_reduce(float32 × {COUNT}, max) by direct"
+            assert there["call"] == f"all_reduce(float32 × {COUNT}, max) by naive"
             assert not there["inside"]
             assert "device communicator" in host["call"]
 
@@ -302,7 +302,7 @@ def test_absent_rank_is_in_the_record_and_in_the_diagnosis(folder, judged):
     for error in (errors[0], errors[2]):
         assert isinstance(error, CollectiveTimeout)
         assert (error.ranks, error.seq, error.collective) == ((1,), 2, "all_reduce")
-        assert f"{described} by direct on CUDA arrays (call 2 there)" in str(error)
+        assert f"{described} by naive on CUDA arrays (call 2 there)" in str(error)
         assert any("the last calls of this rank are in" in n for n in error.__notes__)
     record = flights.read(folder)[0]
     assert (record.error.type, record.error.seq) == ("CollectiveTimeout", 2)
@@ -345,13 +345,13 @@ def test_different_calls_are_in_the_diagnosis(folder, judged):
         assert error.seq == 2
         assert error.calls[2] == f"{described} by ring"
         other = next(rank for rank in error.calls if rank != 2)
-        assert error.calls[other] == f"{described} by direct"
+        assert error.calls[other] == f"{described} by naive"
         assert "call 2 on CUDA arrays differs between ranks" in str(error)
     result, text = judged(folder)
     assert (result["kind"], result["ranks"], result["seq"]) == ("mismatch", [2], 2)
     first = text.splitlines()[0]
     assert first.startswith(f"rank 2 called {described} on CUDA arrays by ring at ")
-    assert f"where ranks 0, 1 called {described} on CUDA arrays by direct" in first
+    assert f"where ranks 0, 1 called {described} on CUDA arrays by naive" in first
 
 
 def killed(comm):
@@ -375,7 +375,7 @@ def test_killed_rank_is_in_the_diagnosis(folder, judged):
     for end in (ends[0], ends[2]):
         name, ranks, seq, text = end.result
         assert (name, ranks, seq) == (PeerLost.__name__, (1,), 2)
-        assert f"all_reduce(float32 × {COUNT}, sum) by direct on CUDA arrays" in text
+        assert f"all_reduce(float32 × {COUNT}, sum) by naive on CUDA arrays" in text
     result, text = judged(folder)
     assert (result["kind"], result["ranks"], result["seq"]) == ("missing", [1], 2)
     assert "on CUDA arrays" in result["collective"]

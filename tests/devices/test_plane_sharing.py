@@ -13,7 +13,7 @@ from expandable import GRAIN, Allocation, Range
 from processes import on_processes
 from unisono import _native
 
-pytestmark = pytest.mark.one_in(3)
+pytestmark = [pytest.mark.one_in(3), pytest.mark.usefixtures("without_packets")]
 
 IN_PLACE, REFUSED, IMPOSSIBLE = 1, 3, 4
 LIMIT_S = 30

@@ -114,6 +114,7 @@ def test_explain_says_why_and_nothing_is_exposed(on_host):
         assert exposed == 0
 
 
+@pytest.mark.usefixtures("without_packets")
 def test_in_device_memory_buffers_are_exposed(monkeypatch):
     monkeypatch.setenv(WINDOWS, "device")
     for text, exposed in on_processes(explained, 2):

@@ -50,11 +50,14 @@ class World:
         self.half = half
         size = _native.device_words_size()
         segments = self._zeros(8)
+        no_packets = 0
         peers = [
-            (self._zeros(size), cuda.allocate(2 * half), segments) for _ in range(n)
+            (self._zeros(size), cuda.allocate(2 * half), segments, no_packets)
+            for _ in range(n)
         ]
-        self.peers = cuda.allocate(24 * n)
-        cuda.write(self.peers, b"".join(struct.pack("3Q", *peer) for peer in peers))
+        peer = struct.Struct("4Q")
+        self.peers = cuda.allocate(peer.size * n)
+        cuda.write(self.peers, b"".join(peer.pack(*each) for each in peers))
         self.abort = cuda.allocate_host(4)
         size = _native.device_failure_size()
         self.failures = [cuda.allocate_host(size) for _ in range(n)]

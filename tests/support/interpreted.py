@@ -12,6 +12,9 @@ from unisono.runtime.plan.plans import CallKind
 from unisono.runtime.plan.select import choose
 
 MODES = range(4)
+"""What all ranks expose."""
+PACKETS = 4
+"""Nothing is exposed: data travel as packets."""
 
 
 def plans(case: Case, window: int) -> list[_native.Plan]:
@@ -41,6 +44,12 @@ class InterpretedWorld:
         self.n = n
         self.window = window
         self.native = _native.InterpretedWorld(n, window)
+
+    def fits_packets(self, case, blocks):
+        """Whether so many blocks can send the data of a call as packets."""
+        return all(
+            self.native.fits_packets(plan, blocks) for plan in plans(case, self.window)
+        )
 
     def run(self, case, mode, *, blocks=2, threads=2, offset=0, timeout_s=60.0):
         """The results of all ranks; `offset` elements are skipped in all buffers."""

@@ -21,8 +21,8 @@ from unisono.devices.once import OncePerKey
 from unisono.dtypes import DTYPES, REDUCTIONS, check_op
 from unisono.errors import NvrtcTooOld, UnsupportedDevice, unknown
 
-ENTRY = "unisono_interpret"
-"""The name of the kernel in the image."""
+ENTRIES = "unisono_interpret", "unisono_exchange"
+"""The names of the kernels in the image."""
 
 _MAIN = "device/kernel.cu"
 _OLDEST_DEVICE = (7, 0)

@@ -25,6 +25,7 @@ from unisono.devices.arrays import DeviceArray
 from unisono.dtypes import DTYPES, numpy_dtype
 from unisono.errors import BadArgument
 from unisono.runtime.device.choice import algorithm_on_device
+from unisono.runtime.device.plane import may_use_packets
 
 _COPIED = 256 << 20
 _COPIES = 10
@@ -81,7 +82,10 @@ class UnisonoOnDevice(Unisono):
         dtype = DTYPES[case.dtype]
         what = case.collective, case.size, case.n, dtype
         named = algorithm or None
-        chosen = algorithm_on_device(*what, named=named, reproducible=False)
+        packets = may_use_packets(case.size)
+        chosen = algorithm_on_device(
+            *what, named=named, reproducible=False, packets=packets
+        )
         self._ran = chosen.algorithm
         bound: Any = super().call(case, place, x, out, algorithm)
         return partial(bound, stream=self._stream.handle)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import prod
 
 from unisono import _native, cuda_queues
 from unisono.devices.arrays import DeviceView
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.nccl_calls import lacks
-from unisono.runtime.device.plane import WINDOW, DevicePlane, threads_per_block
+from unisono.runtime.device.plane import WINDOW, DevicePlane, may_use_packets
 from unisono.runtime.observe.subject import DeviceCall
 from unisono.runtime.plan.plans import lowered, verified
 from unisono.units import format_bytes
@@ -28,6 +29,7 @@ def explain_on_device(plane: DevicePlane | None, call: DeviceCall, engine: str) 
         view.dtype,
         named=how.algorithm,
         reproducible=how.reproducible,
+        packets=(may_use_packets if plane is None else plane.may_use_packets)(nbytes),
     )
     key = what.name, choice.algorithm, n, root
     places = [lowered(*key, mode).places for mode in range(4)]
@@ -44,11 +46,17 @@ def explain_on_device(plane: DevicePlane | None, call: DeviceCall, engine: str) 
         lines.append("  kernel     the ranks connect at their first call on the device")
     else:
         facts = plane.facts
+        chunks, size = verified(*key).num_chunks, view.dtype.itemsize
+        piece = -(-nbytes // max(1, chunks * size))
+        shape = plane.shape(
+            nbytes, partial(_native.packets_fit, places[0], piece, size)
+        )
         lines.append(
-            f"  kernel     {plane.blocks(nbytes)} blocks of "
-            f"{threads_per_block(nbytes)} threads; "
+            f"  kernel     {shape.blocks} blocks of {shape.threads} threads; "
             f"{facts.ranks_per_device} ranks share a device"
         )
+        if shape.packets:
+            lines.append("  packets    every 4 bytes travel with a flag of 4 bytes")
         lines += _queues(plane.native.ranks_here())
     return "\n".join(lines)
 

@@ -7,6 +7,7 @@ from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.explain import device_line
 from unisono.runtime.device.layout import ROWS, Layout, has_stages
 from unisono.runtime.device.pipeline import SLOT, SLOTS
+from unisono.runtime.device.plane import may_use_packets
 from unisono.runtime.observe.subject import DeviceCall
 from unisono.runtime.plan.select import choose
 from unisono.schedule.collective import Collective, Holders
@@ -68,7 +69,13 @@ def _inside(
         return []
     name, _, how = stage.partition(" ")
     choice = algorithm_on_device(
-        name, nbytes, ranks, dtype, named=None, reproducible=False
+        name,
+        nbytes,
+        ranks,
+        dtype,
+        named=None,
+        reproducible=False,
+        packets=may_use_packets(nbytes),
     )
     each = " for each host" if what.name in ROWS else f" {how}" if how else ""
     return [f"  inside     {name}{each} by {choice.algorithm}, in the devices' memory"]

@@ -43,6 +43,12 @@ The kernel is compiled for the last number. It need not be the same on all ranks
 """
 BYTES_PER_BLOCK = 16 << 10
 """A call has one block for so many bytes of its largest buffer, up to a limit."""
+PACKETS = 64 << 10
+"""Bytes of the largest buffer up to which data travel with flags."""
+BYTES_PER_PACKET_BLOCK = 4 << 10
+"""Such a call has more blocks: the threads of a block move one unit after another."""
+PACKETS_VARIABLE = "UNISONO_CUDA_PACKETS"
+"""0: no packets, if any rank says so."""
 BLOCKS = "UNISONO_CUDA_BLOCKS"
 """The most blocks of a call, if set; the smallest of all ranks counts."""
 MOST_PLANS = 1024
@@ -58,13 +64,23 @@ T = TypeVar("T")
 class Facts:
     """What all ranks know: how many share a device, and the size of the smallest.
 
-    `why_on_host` says why the windows are in host memory; "" if they are not.
+    `packets` is whether the data of small calls may travel with flags; `why_on_host`
+    says why the windows are in host memory, "" if they are not.
     """
 
     ranks_per_device: int
     multiprocessors: int
     most_blocks: int
+    packets: bool
     why_on_host: str = ""
+
+
+class LaunchShape(NamedTuple):
+    """The blocks and threads of a call, and whether its data travel with flags."""
+
+    blocks: int
+    threads: int
+    packets: bool
 
 
 class Prepared(NamedTuple):
@@ -72,13 +88,7 @@ class Prepared(NamedTuple):
 
     plan: _native.DevicePlan
     kernel: _native.CudaKernel
-    blocks: int
-    threads: int
-
-
-def threads_per_block(nbytes: int) -> int:
-    """How many threads a block has in a call of this size."""
-    return next(n for limit, n in THREADS if limit is None or nbytes <= limit)
+    shape: LaunchShape
 
 
 class DevicePlane(NumberedCalls):
@@ -133,13 +143,16 @@ class DevicePlane(NumberedCalls):
         host, device = self.host, _native.cuda_device(self.ordinal)
         about = device.uuid + device.multiprocessors.to_bytes(4, "little")
         about += _most_blocks().to_bytes(4, "little")
+        about += bytes([may_use_packets(0)])
         rows = gather_bytes(host, about + placement.wanted())
         why = self._place([row[len(about) :] for row in rows])
         together(host, self.native.start)
         uuids = [row[:16] for row in rows]
         sizes = [int.from_bytes(row[16:20], "little") for row in rows]
         blocks = [int.from_bytes(row[20:24], "little") for row in rows]
-        return Facts(max(uuids.count(u) for u in uuids), min(sizes), min(blocks), why)
+        packets = not why and all(row[24] for row in rows)
+        sharing = max(uuids.count(u) for u in uuids)
+        return Facts(sharing, min(sizes), min(blocks), packets, why)
 
     def _place(self, wanted: Sequence[bytes]) -> str:
         """Place words and windows; why they are in host memory, if they are."""
@@ -219,7 +232,7 @@ class DevicePlane(NumberedCalls):
         kept until it has ended, if they hold bytes. Those of a call that was captured
         are kept by whoever keeps the graph.
         """
-        plan, kernel, blocks, threads = prepared
+        plan, kernel, shape = prepared
         number = self.native.launch(
             plan,
             kernel,
@@ -228,8 +241,9 @@ class DevicePlane(NumberedCalls):
             stream,
             current,
             timeout_ns,
-            blocks,
-            threads,
+            shape.blocks,
+            shape.threads,
+            shape.packets,
             queued,
             held,
         )
@@ -244,20 +258,38 @@ class DevicePlane(NumberedCalls):
         """What such a call runs."""
         op = reduction.op if call.collective in REDUCING else None
         nbytes = call.total * call.dtype.itemsize
+        plan = self._plan(call, reduction, how)
         return Prepared(
-            self._plan(call, reduction, how),
+            plan,
             kernel(self.ordinal, call.dtype, op, one_device=self._one_device),
-            self.blocks(nbytes),
-            threads_per_block(nbytes),
+            self.shape(nbytes, plan.fits_packets),
         )
 
-    def blocks(self, nbytes: int) -> int:
-        """How many blocks a call of this size has; the same on all ranks."""
+    def shape(self, nbytes: int, fits: Callable[[int], bool]) -> LaunchShape:
+        """How a call of this size is launched; the same on all ranks.
+
+        `fits` tells whether the data travel with flags in so many blocks.
+        """
+        blocks = self._blocks(nbytes, packets=True)
+        if self.may_use_packets(nbytes) and fits(blocks):
+            return LaunchShape(blocks, _native.PACKET_THREADS, True)
+        threads = next(n for limit, n in THREADS if limit is None or nbytes <= limit)
+        return LaunchShape(self._blocks(nbytes, packets=False), threads, False)
+
+    def may_use_packets(self, nbytes: int) -> bool:
+        """Whether the data of a call of this size travel with flags, if they fit."""
+        return self.facts.packets and may_use_packets(nbytes)
+
+    def _blocks(self, nbytes: int, *, packets: bool) -> int:
         facts = self.facts
         resident = 2 * facts.multiprocessors  # of 512 threads with 64 registers each
         share = resident // (facts.ranks_per_device * COMMUNICATORS_AT_ONCE)
         limit = max(1, min(share, facts.most_blocks))
-        return max(1, min(limit, -(-nbytes // BYTES_PER_BLOCK)))
+        each = BYTES_PER_BLOCK
+        if packets:
+            limit = min(limit, _native.MOST_PACKET_BLOCKS)
+            each = BYTES_PER_PACKET_BLOCK
+        return max(1, min(limit, -(-nbytes // each)))
 
     def _plan(
         self, call: Call, reduction: Reduction, how: CallOptions
@@ -276,6 +308,7 @@ class DevicePlane(NumberedCalls):
                 dtype,
                 named=how.algorithm,
                 reproducible=how.reproducible,
+                packets=self.may_use_packets(call.total * dtype.itemsize),
             )
             spec = self.host.spec(choice.algorithm)
             kind = CallKind.of(call, reduction, spec, how.label)
@@ -300,6 +333,11 @@ class DevicePlane(NumberedCalls):
         self.kept.clear()
         self._plans.clear()
         self._captured.clear()
+
+
+def may_use_packets(nbytes: int) -> bool:
+    """Whether this rank lets the data of a call of this size travel with flags."""
+    return nbytes <= PACKETS and os.environ.get(PACKETS_VARIABLE) != "0"
 
 
 def _most_blocks() -> int:

@@ -50,6 +50,7 @@ def _device_plan(kind: CallKind, n: int, rank: int, window: int) -> _native.Plan
         always_exposed=-1,
         streams=False,
         coding=None,
+        places=places[0],
         **common_fields(kind, n, rank, sizes),
     )
 
