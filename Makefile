@@ -205,15 +205,12 @@ wheels: $(VENV)/.release
 PARTS ?= tests
 WORKERS ?= 2
 REPORTS := build/sanitizers
-library = $$($${CXX:-c++} -print-file-name=$(1))
 
 sanitize: sanitize-address sanitize-thread
 
-# Without libstdc++ beside it, libasan ends the process at the first throw. Leaks are the
-# interpreter's.
+# Leaks are the interpreter's.
 sanitize-address: .venv-asan/.ready
-	@$(call sanitized,address,LD_PRELOAD="$(call library,libasan.so) $(call library,libstdc++.so.6)" \
-	  ASAN_OPTIONS=detect_leaks=0:log_path=$(CURDIR)/$(REPORTS)/address \
+	@$(call sanitized,address,ASAN_OPTIONS=detect_leaks=0:log_path=$(CURDIR)/$(REPORTS)/address \
 	  UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1:log_path=$(CURDIR)/$(REPORTS)/address \
 	  .venv-asan/bin/python -m pytest -n $(WORKERS) --durations=5 $(UNSANITIZED) $(PARTS))
 
@@ -221,8 +218,8 @@ sanitize-address: .venv-asan/.ready
 # libtsan (setarch -R); ranks are forked while threads run. A process with a report goes
 # on, so that what follows from its death does not hide others.
 sanitize-thread: .venv-tsan/.ready
-	@$(call sanitized,thread,export LD_PRELOAD=$(call library,libtsan.so) \
-	  TSAN_OPTIONS="$(TSAN) log_path=$(CURDIR)/$(REPORTS)/thread"; set -e; \
+	@$(call sanitized,thread,set -e; \
+	  export TSAN_OPTIONS="$(TSAN) log_path=$(CURDIR)/$(REPORTS)/thread"; \
 	  setarch -R .venv-tsan/bin/python tests/runtime/races.py; \
 	  setarch -R .venv-tsan/bin/python tests/transports/lifeline_races.py; \
 	  setarch -R .venv-tsan/bin/python -m pytest -n $(WORKERS) --durations=5 \
@@ -241,7 +238,6 @@ endef
 # Sanitizers need address space and descriptors (to see whether memory is there), report
 # SIGSEGV themselves, and let mlock do nothing. So not: tests that leave too little of these,
 # send that, or lock memory.
-# A browser is not ours, and starts no more with a library loaded before it.
 UNSANITIZED := $(addprefix --deselect tests/, \
   runtime/world/test_init.py::test_too_few_descriptors \
   runtime/world/test_init.py::test_buffer_too_large_for_the_address_space \
@@ -252,18 +248,20 @@ UNSANITIZED := $(addprefix --deselect tests/, \
   runtime/test_registered_arrays.py::test_lack_of_descriptors_is_named_and_nothing_changes \
   launch/test_local.py::test_killed_rank_is_first_failure_before_its_reporters)
 
-# What tests import beside us they find in $(VENV), where it is not installed twice.
+# What tests import beside us they find in $(VENV), where it is not installed twice. The
+# interpreter is replaced last: until then it is one without a sanitizer.
 .venv-asan/.ready: SANITIZERS = address,undefined
 .venv-tsan/.ready: SANITIZERS = thread
-.venv-asan/.ready .venv-tsan/.ready: $(VENV)/.test
+.venv-asan/.ready .venv-tsan/.ready: $(VENV)/.test tools/sanitized_python.py
 	@echo "building with -fsanitize=$(SANITIZERS) into $(@D)"
-	@$(PYTHON) -m venv --without-pip $(@D)
+	@$(PYTHON) -m venv --clear --without-pip $(@D)
 	@folder=$$($(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') \
 	  && $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 	  > $$folder/packages.pth
 	@$(@D)/bin/python -m pip --disable-pip-version-check -qq install --no-deps --force-reinstall \
 	  -C cmake.define.UNISONO_SANITIZE=$(SANITIZERS) -C cmake.build-type=RelWithDebInfo \
 	  -C build-dir=build/$(@D) --editable .
+	@$(@D)/bin/python tools/sanitized_python.py $(SANITIZERS)
 	@touch $@
 
 # The native core compiled for Arm and a part of the tests on it, under qemu: where apt-get
