@@ -6,7 +6,7 @@ import os
 import shutil
 import subprocess
 import tempfile
-from ctypes import CFUNCTYPE, c_char_p, c_int, c_void_p
+from ctypes import CDLL, CFUNCTYPE, c_char_p, c_int, c_void_p
 from pathlib import Path
 
 import pytest
@@ -25,19 +25,22 @@ _OF_DRIVER = ("cuStreamSynchronize", "cuStreamIsCapturing", "cuMemcpyAsync")
 def compiled():
     """The path of the library; the test is skipped without a compiler.
 
-    It takes seconds, so it is kept for other workers and runs.
+    It takes seconds, so it is kept for other workers and runs. Under ThreadSanitizer it
+    is compiled for that too, which would else not see what orders its threads.
     """
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("there is no C++ compiler")
-    digest = hashlib.blake2b(SOURCE.read_bytes(), digest_size=8).hexdigest()
+    kind = ["-fsanitize=thread", "-g"] if hasattr(CDLL(None), "__tsan_init") else []
+    text = SOURCE.read_bytes() + repr(kind).encode()
+    digest = hashlib.blake2b(text, digest_size=8).hexdigest()
     folder = Path(tempfile.gettempdir()) / f"unisono-fake-nccl-{os.getuid()}-{digest}"
     made = folder / "libnccl.so.2"
     if not made.exists():
         folder.mkdir(mode=0o700, exist_ok=True)
         scratch = folder / f"{os.getpid()}.so"
         command = [compiler, "-std=c++20", "-shared", "-fPIC", SOURCE, "-o", scratch]
-        subprocess.run([*command, "-lrt", "-pthread"], check=True)
+        subprocess.run([*command, *kind, "-lrt", "-pthread"], check=True)
         scratch.replace(made)
     return str(made)
 
@@ -47,7 +50,7 @@ class FakeNccl:
 
     def __init__(self):
         nccl.find.cache_clear()
-        self._library = ctypes.CDLL(os.environ[nccl.VARIABLE])
+        self._library = CDLL(os.environ[nccl.VARIABLE])
         functions = _native.emulated_functions()
         self._gates = []
         self._hang = CFUNCTYPE(None, c_void_p)(self._close_gate)
