@@ -332,6 +332,40 @@ def test_connect_to_a_silent_server_times_out():
             )
 
 
+@pytest.fixture
+def unanswered():
+    """An address where the kernel does not even refuse: its queue is full."""
+    with socket.socket() as full, contextlib.ExitStack() as held:
+        full.bind(("127.0.0.1", 0))
+        full.listen(0)
+        for _ in range(3):
+            sock = held.enter_context(socket.socket())
+            sock.setblocking(False)
+            sock.connect_ex(full.getsockname())
+        yield Address(*full.getsockname())
+
+
+def test_connecting_ends_when_the_rank_is_known_to_be_lost(unanswered, monkeypatch):
+    """It need not wait for the kernel, which goes on as long as it may."""
+    monkeypatch.setattr(connect, "_CONNECT_S", GENEROUS_S)
+    why = iter(["", ""])
+    with pytest.raises(PeerLost, match="it has died"):
+        connect_to(
+            unanswered,
+            Identity(SECRET, "job", 1),
+            0,
+            RENDEZVOUS,
+            timeout_s=GENEROUS_S / 4,
+            lost=lambda: next(why, "it has died"),
+        )
+
+
+def test_connecting_to_an_address_without_an_answer_times_out(unanswered):
+    me = Identity(SECRET, "job", 1)
+    with pytest.raises(ConnectFailed, match="timed out"):
+        connect_to(unanswered, me, 0, RENDEZVOUS, timeout_s=0.1)
+
+
 def test_listener_port_in_use_is_reported(pair):
     with pytest.raises(ConnectFailed, match=r"rank 5 cannot listen .* choose another"):
         Listener(pair[0].address, Identity(SECRET, "job", 5))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import select
 import socket
 import time
@@ -24,6 +25,7 @@ from unisono import _native
 from unisono.errors import ConnectFailed, NotAuthentic, PeerLost, TransportError
 from unisono.transports import tls
 from unisono.transports.addresses import Address, SocketAddress, refuse_open
+from unisono.transports.deadline import LOOK_S
 from unisono.transports.handshake import (
     HANDSHAKE_S,
     Authenticated,
@@ -311,7 +313,8 @@ def try_all(
     another host. If the peer is at none, the error names all that were tried. It is
     Refused if one with this secret gave a reason; ConnectionRefusedError only if no
     process listens at any; NotAuthentic only if all closed the connection. `look` is
-    called while an answer is awaited, and raises if there will be none.
+    called while the kernel connects and while an answer is awaited, and raises if there
+    will be none.
     """
     tried: list[tuple[str, OSError | NotAuthentic | Refused]] = []
     for family, where in address.resolve():
@@ -365,8 +368,7 @@ def _connect(
     try:
         if source is not None:
             _begin_at(sock, family, source)
-        sock.settimeout(limit(_CONNECT_S))
-        sock.connect(where)
+        _reach(sock, where, limit(_CONNECT_S), look)
         # If no process listens, the kernel may choose that very port for this end.
         if sock.getsockname() == sock.getpeername():
             raise ConnectionRefusedError("no process listens there")
@@ -378,6 +380,36 @@ def _connect(
     except BaseException:
         sock.close()
         raise
+
+
+def _reach(
+    sock: socket.socket,
+    where: SocketAddress,
+    timeout_s: float,
+    look: Callable[[], None],
+) -> None:
+    """Have the kernel connect, and look meanwhile; OSError if it cannot, or in time.
+
+    Where nothing answers, not even with a refusal, this takes all of the time.
+    """
+    until = time.monotonic() + timeout_s
+    sock.setblocking(False)
+    try:
+        sock.connect(where)
+        return
+    except OSError as why:
+        # After a signal, too, the kernel goes on by itself.
+        if why.errno not in (errno.EINPROGRESS, errno.EINTR):
+            raise
+    poll = select.poll()  # unlike select(), whatever the number of the descriptor
+    poll.register(sock, select.POLLOUT)
+    while not poll.poll(1e3 * min(LOOK_S, max(0.0, until - time.monotonic()))):
+        look()
+        if time.monotonic() >= until:
+            raise TimeoutError("timed out")
+    error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+    if error:
+        raise OSError(error, os.strerror(error))
 
 
 def _begin_at(sock: socket.socket, family: int, source: Source) -> None:
