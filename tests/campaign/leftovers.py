@@ -6,6 +6,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from unisono.transports.streams import encrypted_pair
+
 
 @dataclass
 class Holding:
@@ -28,6 +30,27 @@ class Holding:
 def holding():
     """What this process holds now."""
     return Holding(_descriptors(), len(os.listdir("/proc/self/task")), _maps())
+
+
+def holding_before(trial):
+    """What this process holds before a trial, and what it will keep after it.
+
+    With TLS that is the descriptor that is always ready: a process makes one when bytes
+    that are decrypted wait in a wire for the first time, as they do in some trials.
+    """
+    if trial.tls:
+        let_decrypted_bytes_wait()
+    return holding()
+
+
+def let_decrypted_bytes_wait():
+    """Ask what to poll for where nothing is to be waited for."""
+    one, other = (end.wire for end in encrypted_pair())
+    one.send(b"some")
+    other.receive(1)
+    other.await_receive(1)
+    one.close()
+    other.close()
 
 
 def _descriptors():

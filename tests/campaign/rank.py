@@ -19,7 +19,7 @@ import numpy as np
 
 import unisono
 from campaign.calls import Desk
-from campaign.leftovers import holding, left_after
+from campaign.leftovers import holding_before, left_after
 from campaign.plan import BREAKS, KILLS, LONG_S, SELF
 from unisono import _native
 from unisono.errors import CollectiveTimeout, ConnectFailed, PeerLost, UnisonoError
@@ -59,7 +59,7 @@ class Rank:
     # --- the life of a rank
 
     def live(self, first_phase, joins):
-        before = holding()
+        before = holding_before(self.trial)
         if joins:
             comm = unisono.init(job=self.job, join=True, timeout_s=LONG_S)
         else:

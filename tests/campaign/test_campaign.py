@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from unisono import _native
+
 pytestmark = pytest.mark.one_in(3)
 
 HERE = Path(__file__).parent
@@ -92,3 +94,23 @@ def test_wrong_result_is_reported_with_its_trial(tmp_path):
     assert ended.returncode == 1
     assert "python tests/campaign --seed 1 --trial 2 --only quiet" in ended.stdout
     assert "WrongResult" in ended.stdout
+
+
+KEEPS = """
+from types import SimpleNamespace
+from campaign.leftovers import holding, holding_before, let_decrypted_bytes_wait
+before = holding_before(SimpleNamespace(tls=True))
+let_decrypted_bytes_wait()
+assert not holding().more_than(before), holding().more_than(before)
+"""
+
+
+@pytest.mark.skipif(bool(_native.tls_missing()), reason="no OpenSSL 3")
+def test_descriptor_that_a_process_keeps_for_tls_is_no_leftover():
+    """In a process of its own: this one may have made it for another test."""
+    env = os.environ | {"PYTHONPATH": str(HERE.parent)}
+    command = [sys.executable, "-c", KEEPS]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=env
+    )
+    assert ended.returncode == 0, ended.stderr

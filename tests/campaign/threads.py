@@ -10,7 +10,7 @@ import time
 import traceback
 
 from campaign.calls import Desk
-from campaign.leftovers import holding, left_after
+from campaign.leftovers import holding_before, left_after
 from campaign.plan import LONG_S
 from unisono.testing import world
 
@@ -77,7 +77,7 @@ def _be_world(trial, tell, stderr):
 
 def _life(trial):
     problems, calls = [], 0
-    before = holding()
+    before = holding_before(trial)
     for number, phase in enumerate(trial.phases):
         tls = "mutual" if trial.tls else None
         with world(trial.n, hosts=trial.hosts, tls=tls, timeout_s=LONG_S) as made:
