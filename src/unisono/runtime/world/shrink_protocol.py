@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from unisono.errors import ConnectFailed, PeerLost, UnisonoError
+from unisono.errors import UnisonoError
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.world.agreement import (
     RENDEZVOUS_TIMEOUT_S,
@@ -28,6 +28,7 @@ from unisono.runtime.world.agreement import (
     Proposal,
 )
 from unisono.runtime.world.membership import Membership, membership_of
+from unisono.runtime.world.shrink_errors import agreement_error
 from unisono.transports.endpoints import (
     ControlLink,
     ShrinkEndpoint,
@@ -201,7 +202,7 @@ class _AgreementDriver:
             return self._try_proposal(
                 step.proposal, lambda proposed: self._rendezvous(proposed, hosts)
             )
-        raise self._error(step)
+        raise agreement_error(step, self.rules, self.session.peers)
 
     # --- messages
 
@@ -445,37 +446,3 @@ class _AgreementDriver:
         """Close all endpoints of this world."""
         for endpoint in self.endpoints:
             endpoint.close()
-
-    # --- errors
-
-    def _error(self, step: AgreementAction) -> UnisonoError:
-        peers = self.session.peers
-        if step.kind is ActionKind.NO_MAJORITY:
-            away = ", ".join(str(peers[r]) for r in step.ranks)
-            return ConnectFailed(
-                f"shrink: {away} did not call shrink within {self.timeout_s:g} s or "
-                "cannot be reached, and may be alive: from another host a process that "
-                "exited and a network that refuses connections look the same. The "
-                "ranks that are here are too few to continue without them (more than "
-                f"half of {self.rules.n}, or half with rank 0): restart the job, call "
-                "shrink with a longer timeout_s on all, or, if you know that they have "
-                "exited, with dead=[their ranks]",
-                missing=step.ranks,
-            )
-        return PeerLost(
-            f"shrink: rank {self.rules.me} was left out: the others have continued "
-            f"without it{_epoch_of(step.proposal)}, because it did not call shrink in "
-            "time or could not be reached; start it again, with init(join=True), while "
-            "they call grow",
-            ranks=[self.rules.me],
-            pids=[peers[self.rules.me].pid],
-            host=peers[self.rules.me].host,
-            collective="shrink",
-        )
-
-
-def _epoch_of(proposal: Proposal | None) -> str:
-    if proposal is None or not proposal.members:
-        return ""
-    ranks = ", ".join(map(str, proposal.members))
-    return f" in epoch {proposal.epoch} (ranks {ranks} of this one)"
