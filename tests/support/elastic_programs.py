@@ -11,7 +11,7 @@ import numpy as np
 import unisono
 from unisono.runtime.world import grow as growing
 from unisono.runtime.world import shrink_protocol as shrinking
-from unisono.runtime.world.agreement import ActionKind
+from unisono.runtime.world.agreement import ActionKind, Agreement
 from unisono.runtime.world.first import open_sessions
 from unisono.transports import endpoints, join
 
@@ -102,15 +102,15 @@ def _dies_at(point):
     if point == "request":
         endpoints.LocalLink.send = endpoints.RemoteLink.send = lambda *_: die()
     elif point == "proposal":
-        true_act = shrinking._AgreementDriver._act
+        true_step = Agreement.step
 
-        def act(self):
-            step = self.rules.step(time.monotonic())
-            if step.kind in (ActionKind.HOST, ActionKind.JOIN):
+        def step(self, now):
+            found = true_step(self, now)
+            if found.kind in (ActionKind.HOST, ActionKind.JOIN):
                 die()
-            return true_act(self)
+            return found
 
-        shrinking._AgreementDriver._act = act
+        Agreement.step = step
     elif point == "connected":
         shrinking.form_world.__globals__["_AgreementDriver"]._rendezvous = _after(
             shrinking._AgreementDriver._rendezvous

@@ -4,6 +4,7 @@ import errno
 import os
 import secrets
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -13,6 +14,7 @@ from unisono.runtime.world.agreement import Agreement, AgreementRequest
 from unisono.runtime.world.shrink_protocol import _AgreementDriver
 from unisono.transports import connect, endpoints, join
 from unisono.transports.addresses import Address, chosen_address
+from unisono.transports.attempts import Attempts
 from unisono.transports.connect import connect_to
 from unisono.transports.handshake import RENDEZVOUS, Identity, Purpose, Refused
 from unisono.transports.listener import Listener
@@ -273,8 +275,11 @@ class Refusing:
     def __init__(self, is_local, why):
         self.is_local, self.why = is_local, why
 
-    def connect(self, rank):
+    def connect(self, rank, look):
         raise self.why
+
+    def wake(self):
+        pass
 
 
 def survivor(is_local, why, *, dead=(), ended=()):
@@ -290,36 +295,52 @@ def survivor(is_local, why, *, dead=(), ended=()):
     made.endpoint = Refusing(is_local, why)
     made.rules = Agreement(0, 3, 0, 10.0, is_local)
     made.retry, made.outgoing, made.exit_deadline = {}, {}, {}
+    made.were_dead, made.connecting = set(), Attempts(made.endpoint)
     return made
+
+
+def tries(driver, rank):
+    """An attempt to connect, to its end."""
+    driver._connect(rank)
+    await_that(driver.connecting.has_ended)
+    for one, outcome in driver.connecting.ended():
+        driver._attempted(one, outcome)
+
+
+def await_that(true):
+    until = time.monotonic() + GENEROUS_S
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("dead", [(), (2,)])
 def test_refusal_from_another_host_is_not_death(dead):
     """Not even with a lifeline that ended: a firewall can do both."""
     one = survivor(False, ConnectionRefusedError(), dead=dead)
-    one._connect(2)
+    tries(one, 2)
     assert 2 in one.rules.unreachable
     assert not one.rules.dead
 
 
 def test_unreachable_rank_is_not_dead():
     one = survivor(False, OSError(errno.EHOSTUNREACH, "no route"), dead=(2,))
-    one._connect(2)
+    tries(one, 2)
     assert 2 in one.rules.unreachable
     assert not one.rules.dead
 
 
 def test_process_that_has_ended_is_dead():
     one = survivor(False, ConnectionRefusedError(), dead=(1, 2), ended=(1,))
-    one._connect(1)
+    tries(one, 1)
     one._check_local_exits()
     assert one.rules.dead == {1}
 
 
 def test_local_rank_is_dead_if_closed_and_not_if_late():
     one = survivor(True, ConnectionRefusedError(), dead=(1,))
-    one._connect(1)
-    one._connect(2)
+    tries(one, 1)
+    tries(one, 2)
     assert one.rules.dead == {1}
     assert not one.rules.unreachable
 

@@ -136,10 +136,17 @@ class ShrinkEndpoint(ABC):
         """For select: readable when a rank has connected."""
 
     @abstractmethod
-    def connect(self, rank: int) -> ControlLink:
+    def wake(self) -> None:
+        """End a wait of `pause_until`, or the next one, on any thread."""
+
+    @abstractmethod
+    def connect(
+        self, rank: int, look: Callable[[], None] = lambda: None
+    ) -> ControlLink:
         """Connect to a rank; ConnectionRefusedError if it has left, or is not there.
 
-        Other errors mean that it cannot be reached now.
+        Other errors mean that it cannot be reached now. `look` is called while it
+        waits, and may raise.
         """
 
     @abstractmethod
@@ -192,7 +199,12 @@ class _LocalEndpoint(ShrinkEndpoint):
     def fileno(self) -> int:
         return self._listener.fileno()
 
-    def connect(self, rank: int) -> ControlLink:
+    def wake(self) -> None:
+        """Nothing waits here while another thread works for it."""
+
+    def connect(
+        self, rank: int, look: Callable[[], None] = lambda: None
+    ) -> ControlLink:
         end = seqpacket()
         try:
             end.settimeout(_CONNECT_S)
@@ -260,8 +272,7 @@ class _RemoteEndpoint(ShrinkEndpoint):
             late = self._late
             if late is None:
                 self._arrived.append(connection)
-                with contextlib.suppress(OSError):
-                    self._waker.send(b"!", socket.MSG_DONTWAIT)
+                self._wake()
         if late is not None:
             late(connection)
 
@@ -279,10 +290,20 @@ class _RemoteEndpoint(ShrinkEndpoint):
     def fileno(self) -> int:
         return self._wake_reader.fileno()
 
-    def connect(self, rank: int) -> ControlLink:
+    def wake(self) -> None:
+        with self._guard:
+            self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # full, or closed
+            self._waker.send(b"!", socket.MSG_DONTWAIT)
+
+    def connect(
+        self, rank: int, look: Callable[[], None] = lambda: None
+    ) -> ControlLink:
         where = self.listener.address_of(rank)
         try:
-            return connect_once(where, self.listener.me, rank, _AGREE)
+            return connect_once(where, self.listener.me, rank, _AGREE, look)
         except Refused as why:  # another process has this port now
             raise ConnectionRefusedError(str(why)) from why
         except ConnectFailed as why:  # its name cannot be resolved now
@@ -310,16 +331,21 @@ class _RemoteEndpoint(ShrinkEndpoint):
 
 
 def connect_once(
-    address: Address, me: Identity, peer: int, purpose: Purpose
+    address: Address,
+    me: Identity,
+    peer: int,
+    purpose: Purpose,
+    look: Callable[[], None] = lambda: None,
 ) -> ControlLink:
     """Try once to connect to a rank across hosts, at each address of its name.
 
     ConnectionRefusedError if no process listens at any of them, Refused if one with
-    this secret refuses with a reason, another OSError if neither is known.
+    this secret refuses with a reason, another OSError if neither is known. `look` as in
+    `try_all`.
     """
     try:
         connection = try_all(
-            address, me, peer, purpose, lambda most: min(most, _CONNECT_S)
+            address, me, peer, purpose, lambda most: min(most, _CONNECT_S), look
         )
     except NotAuthentic as why:  # perhaps it has too many pending
         raise ConnectionAbortedError(str(why)) from why

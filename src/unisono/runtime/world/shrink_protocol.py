@@ -29,6 +29,7 @@ from unisono.runtime.world.agreement import (
 )
 from unisono.runtime.world.membership import Membership, membership_of
 from unisono.runtime.world.shrink_errors import agreement_error
+from unisono.transports.attempts import Attempts
 from unisono.transports.endpoints import (
     ControlLink,
     ShrinkEndpoint,
@@ -146,6 +147,8 @@ class _AgreementDriver:
     unidentified: list[ControlLink] = field(default_factory=list)
     """Connections that have sent nothing yet."""
     retry: dict[int, float] = field(default_factory=dict)
+    were_dead: set[int] = field(default_factory=set)
+    """Ranks that were dead before the last attempt to connect to them."""
     exit_deadline: dict[int, float] = field(default_factory=dict)
     """Until when to wait for the kernel to report the exit of a rank of this host."""
     unsettled: Communicator | None = None
@@ -157,6 +160,7 @@ class _AgreementDriver:
             self.session, self.member.job, self.member.epoch
         )
         self.endpoints.append(self.endpoint)
+        self.connecting = Attempts(self.endpoint)
         self.rules = Agreement(
             self.session.rank,
             len(self.session.peers),
@@ -180,12 +184,21 @@ class _AgreementDriver:
             return found
         finally:
             self._close_links()
+            self.connecting.close()
             self._drop_unsettled()
 
     def _act(self) -> tuple[Proposal, Communicator, bool] | None:
-        """Carry out the next action."""
-        self._check_local_exits()
-        step = self.rules.step(time.monotonic())
+        """Carry out the next action.
+
+        What has come by the time by which the rules judge is heard before they do: a
+        rank that was slow itself does not exclude others that were not.
+        """
+        now = time.monotonic()
+        self._hear()
+        if self._check_local_exits():
+            self._pause(now + _RETRY_S)
+            return None
+        step = self.rules.step(now)
         self._send_replies()
         if step.kind is ActionKind.ASK:
             self._ask(step)
@@ -211,33 +224,53 @@ class _AgreementDriver:
         now = time.monotonic()
         for rank in self.outgoing.keys() - set(step.ranks):
             self.outgoing.pop(rank).close()
-        for rank in step.ranks:
-            if rank not in self.outgoing and self.retry.get(rank, 0.0) <= now:
+        self.connecting.abandon(but=step.ranks)
+        missing = [
+            rank
+            for rank in step.ranks
+            if rank not in self.outgoing and rank not in self.connecting
+        ]
+        for rank in missing:
+            if self.retry.get(rank, 0.0) <= now:
                 self._connect(rank)
-                if rank in self.rules.dead or rank in self.rules.unreachable:
-                    return
-        waits = [self.retry[r] for r in step.ranks if r not in self.outgoing]
-        links = [*self.outgoing.values(), *self.incoming.values(), *self.unidentified]
-        for link in pause_until(self.endpoint, links, min([step.until, *waits])):
-            self._read(link)
-        self.unidentified += self.endpoint.arrivals()
+        waits = [self.retry[r] for r in missing if r not in self.connecting]
+        if not self.connecting.has_ended():
+            self._pause(min([step.until, *waits]))
 
-    def _check_local_exits(self) -> None:
+    def _links(self) -> list[ControlLink]:
+        return [*self.outgoing.values(), *self.incoming.values(), *self.unidentified]
+
+    def _pause(self, until: float) -> None:
+        """Wait until there is something to hear."""
+        pause_until(self.endpoint, self._links(), until)
+
+    def _hear(self) -> None:
+        """Take in what has come: connections, made by others or here, and messages."""
+        self.unidentified += self.endpoint.arrivals()
+        for rank, outcome in self.connecting.ended():
+            self._attempted(rank, outcome)
+        for link in pause_until(self.endpoint, self._links(), 0.0):
+            self._read(link)
+
+    def _check_local_exits(self) -> bool:
         """Learn which ranks of this host have exited; only this host can be certain.
 
         A process that exits closes its connections first. So if others cannot reach a
-        rank of this host, the kernel is given a moment to report its exit.
+        rank of this host, the kernel is given a moment to report its exit: whether
+        there is one to wait for.
         """
         if self.endpoint.is_local:  # the other's endpoint shows it, see `_refused`
-            return
+            return False
         engine, rules = self.session.engine, self.rules
+        awaits = False
         for rank in self.session.here(range(rules.n)):
             if rank == rules.me or rank in rules.dead:
                 continue
-            while not engine.ended(rank) and self._may_be_exiting(rank):
-                time.sleep(_RETRY_S)
             if engine.ended(rank):
                 rules.learn(dead=[rank])
+            elif self._may_be_exiting(rank):
+                awaits = True
+        return awaits
 
     def _may_be_exiting(self, rank: int) -> bool:
         if rank not in self.rules.unreachable:
@@ -246,21 +279,27 @@ class _AgreementDriver:
         return now < self.exit_deadline.setdefault(rank, now + _EXIT_S)
 
     def _connect(self, rank: int) -> None:
-        is_dead = self.session.engine.dead(rank)
+        """Begin to connect to a rank; `_attempted` is called when that has ended."""
+        self.were_dead.discard(rank)
+        if self.session.engine.dead(rank):
+            self.were_dead.add(rank)
+        self.connecting.begin(rank)
+
+    def _attempted(self, rank: int, outcome: ControlLink | Exception) -> None:
         self.retry[rank] = time.monotonic() + _RETRY_S
-        try:
-            link = self.endpoint.connect(rank)
-        except ConnectionRefusedError:
-            self._refused(rank, is_dead)
-        except ConnectionError:
+        if isinstance(outcome, ControlLink):
+            outcome.send(self.rules.request())
+            self.outgoing[rank] = outcome
+        elif isinstance(outcome, ConnectionRefusedError):
+            self._refused(rank, rank in self.were_dead)
+        elif isinstance(outcome, ConnectionError):
             return  # it closed the connection: its queue is full, or it exits
-        except OSError:
+        elif isinstance(outcome, OSError):
             self.retry[rank] = time.monotonic() + _UNREACHABLE_RETRY_S
-            if is_dead:
+            if rank in self.were_dead:
                 self.rules.learn(unreachable=[rank])
         else:
-            link.send(self.rules.request())
-            self.outgoing[rank] = link
+            raise outcome
 
     def _refused(self, rank: int, is_dead: bool) -> None:
         """A connection was refused. Only within one host does that mean it is dead.
@@ -318,11 +357,8 @@ class _AgreementDriver:
         self.rules.outbox.clear()
 
     def _close_links(self) -> None:
-        for link in [
-            *self.outgoing.values(),
-            *self.incoming.values(),
-            *self.unidentified,
-        ]:
+        self.connecting.abandon()
+        for link in self._links():
             link.close()
         self.outgoing.clear()
         self.incoming.clear()
@@ -335,6 +371,7 @@ class _AgreementDriver:
     ) -> tuple[Proposal, Communicator, bool] | None:
         """Form the world of a proposal, and pass two barriers in it."""
         self._drop_unsettled()
+        self.connecting.abandon()
         self.attempts += 1
         proposed = [proposal]
         comm: Communicator | None = None
