@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass, field
 
 from campaign import calls, threads
-from campaign.judge import judge_work, judge_world, may_be_too_few
+from campaign.judge import judge_work, judge_world, may_be_too_few, outlasts
 from campaign.plan import BREAKS, LOSSES
 from campaign.rank import Rank, be_rank
 from kill_trials.rank import Heartbeats
@@ -104,6 +104,7 @@ class Running:
         self.outcome = Outcome(trial)
         self.children = []
         self.living = list(range(trial.n))  # in the order of their ranks
+        self.healed_at = None  # after the last short partition
         self.heartbeats = Heartbeats(_MOST_RANKS)
         self.stderr = os.memfd_create("stderr")
         self.job = secrets.token_hex(8)
@@ -192,17 +193,32 @@ class Running:
         seen = self.await_all(expected, "worked", number)
         pids = {child.me: child.pid for child in self.children}
         across = bool(self.trial.hosts)
-        problems, times = judge_work(phase, seen, struck_at, across, pids)
+        too_long = self.healed_at is not None and outlasts(
+            self.healed_at - struck_at, _SILENCE_S
+        )
+        problems, times = judge_work(
+            phase, seen, struck_at, across, pids, too_long=too_long
+        )
         self.outcome.problems += problems
         self.outcome.calls += sum(result.get("calls", 0) for result in seen.values())
         self.outcome.done.append((phase.strike, times))
         if breaks:
             self.shrink(number, phase, expected, gone)
+        elif too_long and any(result["error"] for result in seen.values()):
+            self._give_up("too_long_partition")
         else:
             self._heal(phase, victims)
 
+    def _give_up(self, why):
+        """End a trial that cannot go on as planned, for a reason that is no fault."""
+        self.outcome.done.append((why, []))
+        for child in self.children:
+            child.signal(signal.SIGKILL)
+        self.living = []
+
     def strike(self, number, phase, victims):
         """Bring the disturbance about; when that was."""
+        self.healed_at = None
         time.sleep(phase.after_s)
         struck_at = time.monotonic()
         name = phase.strike
@@ -225,6 +241,8 @@ class Running:
         if name in ("pause", "short_partition"):
             time.sleep(0.05 + 10 * phase.after_s)
             self._heal(phase, victims)
+        if name == "short_partition":
+            self.healed_at = time.monotonic()
         return struck_at
 
     def _kill(self, phase, victims):

@@ -10,16 +10,19 @@ _LATE_S = 30.0
 _LOSES = ("PeerLost", "ConnectFailed")
 
 
-def judge_work(phase, seen, struck_at, across, pids):
+def judge_work(phase, seen, struck_at, across, pids, *, too_long=False):
     """Judge what each rank that is no victim reported at the end: `seen`, by id.
 
-    `pids` has the process of each rank. Problems, and the times from the disturbance to
-    each error.
+    `pids` has the process of each rank. `too_long`: what was to heal lasted so long
+    that ranks may count as dead (`outlasts`). Problems, and the times from the
+    disturbance to each error.
     """
     problems, times = [], []
     for me, result in seen.items():
         if phase.strike in HEALS:
-            if result["error"]:
+            if too_long and result["error"] in _LOSES:
+                problems += _other_side(me, result, phase)
+            elif result["error"]:
                 problems.append(f"rank {me} was to go on, but: {_error(result)}")
             continue
         times.append(max(0.0, result["at"] - struck_at))
@@ -28,6 +31,16 @@ def judge_work(phase, seen, struck_at, across, pids):
         if times[-1] > _LATE_S:
             problems.append(f"rank {me} had its error after {times[-1]:.1f} s")
     return problems, times
+
+
+def outlasts(lasted_s, silence_s):
+    """Whether ranks may be silent for so long when a partition lasted for so long.
+
+    The driver asks for a tenth of a second or two, and gets more on a busy machine. The
+    kernel sends again what was lost after pauses that double, so a rank may be silent
+    for twice the time, and for the tenth of the limit between two heartbeats.
+    """
+    return 2 * lasted_s + silence_s / 10 >= silence_s
 
 
 def _misread(me, result, phase, seen, across):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from unisono import _native
+from unisono.testing.hosts import needs_hosts
 
 pytestmark = pytest.mark.one_in(3)
 
@@ -74,6 +75,63 @@ def test_half_of_a_world_continues_only_with_its_first_rank():
     phase = Phase("kill")
     assert may_be_too_few(phase, [5, 4], {5}, True)
     assert not may_be_too_few(phase, [5, 4], {4}, True)
+
+
+def test_short_partition_may_cost_ranks_only_if_it_was_too_long():
+    from campaign.judge import judge_work, outlasts
+    from campaign.plan import Phase
+
+    assert not outlasts(0.3, 2)  # what is asked for at most
+    assert outlasts(1.0, 2)
+    phase = Phase("short_partition", victims=(2,), side=(1,))
+
+    def problems(too_long, error, named):
+        record = {"error": error, "named": named, "at": 0.0, "message": ""}
+        result = judge_work(phase, {0: record}, 0.0, True, {}, too_long=too_long)
+        return result[0]
+
+    assert problems(False, "PeerLost", [2])
+    assert not problems(True, "PeerLost", [2])
+    assert problems(True, "PeerLost", [1])  # of its own side
+    assert problems(True, "CollectiveTimeout", [2])
+    assert problems(True, "WrongResult", [])
+
+
+LASTS = """
+import os, time
+os.environ["UNISONO_TUNED"] = "0"
+from campaign import driver
+from campaign.plan import Phase, Trial
+from unisono.testing import Hosts
+
+class Slow(Hosts):
+    def heal(self):
+        time.sleep(5.0)
+        super().heal()
+
+phase = Phase("short_partition", victims=(1,), side=(1,), turns=10_000)
+trial = Trial(1, 1, "namespaces", 2, (0, 1), False, False, (phase, Phase("quiet")))
+driver.become_reaper()
+with Slow(2) as made:
+    driver.spare_children()
+    found = driver.run_trial(trial, made)
+assert not found.problems, (found.problems, found.stderr)
+print(*(strike for strike, _ in found.done))
+"""
+
+
+@needs_hosts()
+@pytest.mark.sweep
+def test_trial_ends_after_a_short_partition_that_was_too_long():
+    """As one is on a machine that is busy."""
+    paths = os.pathsep.join([str(HERE.parent), str(HERE.parent / "support")])
+    env = os.environ | {"PYTHONPATH": paths}
+    command = [sys.executable, "-c", LASTS]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, check=False, env=env
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["short_partition", "too_long_partition"]
 
 
 def test_trial_is_determined_by_seed_and_number():
