@@ -72,13 +72,6 @@ def test_ddp(ranks, either_adapter, hook):
     close([means], [wanted], 2e-3 if hook else LIMIT)
 
 
-def test_ddp_between_hosts(forks):
-    ends = forks.run(n, with_ddp, "python", "", hosts=(1, 1))
-    assert [end.status for end in ends] == [0, 0], ends
-    means = torch.tensor([end.value for end in ends]).mean(0)
-    close([means], [torch.tensor(losses_of_one())], LIMIT)
-
-
 def sharded(net, **options):
     for name in ("a", "b", "c"):
         fully_shard(getattr(net, name), **options)
