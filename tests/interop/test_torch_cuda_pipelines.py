@@ -18,6 +18,7 @@ def on_the_gpu(rank, name, which):
         assert x.unique().tolist() == [rank.n]
 
 
+@pytest.mark.cases(12)
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_schedules_equal_one_process(ranks, either_adapter, name):
     ranks(n, on_the_gpu, name, either_adapter)
