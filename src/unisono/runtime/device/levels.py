@@ -5,7 +5,8 @@ by the network. So, where hosts have several ranks, most calls have stages: insi
 hosts, and between the ranks of a rail, one of each host (`routes.py`). There are as
 many rails as the smallest host has ranks. Calls of other kinds, with an algorithm that
 the caller names, or in the order of ranks (`reproducible`), are sent in pieces among
-all ranks.
+all ranks. A rail has two communicators, which its pieces take in turn; if every host
+has one rank, so have all ranks.
 
 A call in stages is announced to all ranks by a call without bytes, so that calls which
 differ and ranks which do not come are found and named.
@@ -18,7 +19,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from unisono.errors import DeviceError, UnisonoError
+from unisono.errors import CollectiveMismatch, DeviceError, UnisonoError
 from unisono.runtime.call.arguments import Call, barrier
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
@@ -54,18 +55,22 @@ class Levels:
     def __init__(self, host: HostHalf, ordinal: int, split: Split) -> None:
         """Made by all ranks together."""
         hosts = host.hosts_if_several
-        self._all = _made(split(0, "cuda"))
+        self._all: tuple[HostHalf, ...] = (_made(split(0, "cuda")),)
         self.timeout_s = host.timeout_s
         self.layout = Layout(hosts)
         place = self.layout.places[host.rank]
-        self._rail: HostHalf | None = None
+        self._rails: tuple[HostHalf, ...] = ()
         self._inside: HostHalf | None = None
         self.plane: DevicePlane | None = None
         here, rail = hosts[host.rank], place if place < self.layout.rails else None
         if max(self.layout.sizes) > 1:
             self._inside = _made(split(here, f"cuda host {here}"))
-            self._rail = split(rail, f"cuda rail {place}")
+            names = f"cuda rail {place}", f"cuda rail {place}, in turn"
+            rails = [split(rail, name) for name in names]
+            self._rails = tuple(core for core in rails if core is not None)
             self.plane = DevicePlane(self._inside, ordinal)
+        else:
+            self._all += (_made(split(0, "cuda, in turn")),)
 
     def route(self, call: Call, reduction: Reduction, how: CallOptions) -> Route:
         """What a call does here; `how` has its timeout."""
@@ -76,12 +81,13 @@ class Levels:
             return Route(call, wire=Wire(self._all, call, reduction, how))
         assert self.plane is not None
         limit = self.timeout_s if how.timeout_s is None else how.timeout_s
-        groups = Groups(self._all.position, self.layout, self.plane, self._rail)
+        at = self._all[0].position
+        groups = Groups(at, self.layout, self.plane, self._rails)
         return Staged(groups, call, reduction, limit + GRACE_S).route(how)
 
     def announce(self, how: CallOptions) -> Work:
         """Tell all ranks of a call in stages."""
-        work: Work = self._all.run(barrier(_NOTHING), _COPIES, how)
+        work: Work = self._all[0].run(barrier(_NOTHING), _COPIES, how)
         return work
 
     def launch(self, launch: Launch, stream: int) -> None:
@@ -111,9 +117,18 @@ class Levels:
             raise GroupFailed("a group of the communicator has failed")
 
     def _groups(self) -> list[HostHalf]:
-        """All of them: first that of all ranks."""
-        found = (self._all, self._inside, self._rail)
-        return [core for core in found if core is not None]
+        """All of them: first those of all ranks."""
+        inside = () if self._inside is None else (self._inside,)
+        return [*self._all, *inside, *self._rails]
+
+    def _told(self) -> HostHalf | None:
+        """A group of all ranks that has failed, if one has.
+
+        Of two, the one that has found out why: `fail` has aborted the other.
+        """
+        failed = [core for core in self._all if _has_failed(core)]
+        failed.sort(key=lambda core: _code(core) is FailureCode.SEVERED)
+        return failed[0] if failed else None
 
     def explained(self, host: HostHalf, error: BaseException) -> BaseException:
         """Why a call has failed, which this rank knows by `error`.
@@ -123,11 +138,13 @@ class Levels:
         """
         until = time.monotonic() + GRACE_S
         failing = _has_failed(host) or any(map(_has_failed, self._groups()))
-        while failing and not _has_failed(self._all) and time.monotonic() < until:
+        while failing and self._told() is None and time.monotonic() < until:
             time.sleep(_LOOK_S)
-        if _has_failed(self._all):
+        if (told := self._told()) is not None:
             own = isinstance(error, UnisonoError) and type(error) is not GroupFailed
-            return error if own else self._all.failure(refused="a call")
+            if own and not isinstance(error, CollectiveMismatch):
+                own = _code(told) is not FailureCode.MISMATCH
+            return error if own else told.failure(refused="a call")
         if not _has_failed(host) and (failed := self._failed_group()) is not None:
             code, culprit, _, _ = failed.native.failure()
             found = host.world_ranks.index(failed.world_ranks[culprit])
@@ -140,19 +157,20 @@ class Levels:
 
     def error(self) -> UnisonoError | None:
         """Why the group of all ranks has failed, if it has."""
-        return self._all.failure(refused="a call") if _has_failed(self._all) else None
+        told = self._told()
+        return None if told is None else told.failure(refused="a call")
 
     def _failed_group(self) -> HostHalf | None:
         return next((core for core in self._groups() if _has_failed(core)), None)
 
     def fail(self, host: HostHalf) -> None:
         """Let the communicator and its groups fail, for all ranks."""
-        known = next((c for c in (self._all, host) if _has_failed(c)), None)
+        known = self._told() or (host if _has_failed(host) else None)
         code, culprit = FailureCode.NONE, host.rank
         if known is not None:
             number, culprit, _, _ = known.native.failure()
             code = FailureCode(number)
-        for core in (host, self._all):
+        for core in (host, *self._all):
             if not _has_failed(core):
                 core.native.abort_unreachable(culprit, code == FailureCode.TIMEOUT)
         for core in self._groups():
@@ -177,5 +195,9 @@ def _made(core: HostHalf | None) -> HostHalf:
     return core
 
 
+def _code(core: HostHalf) -> FailureCode:
+    return FailureCode(core.native.failure()[0])
+
+
 def _has_failed(core: HostHalf) -> bool:
-    return core.native.failure()[0] != FailureCode.NONE
+    return _code(core) is not FailureCode.NONE

@@ -4,6 +4,10 @@ Of a call in pieces, two are copied from the device, two are on the wire, and tw
 copied back, at the same time: a device that is busy has the time of two pieces for its
 copies. Each has a slot of memory that the driver knows and other ranks of this host can
 read; the slots are all the memory of the host that calls need, whatever their size.
+
+A communicator makes one call after the other. So the two on the wire are calls of two
+communicators of the same ranks, which the pieces take in turn: while one of them waits
+for other ranks, between its rounds or at its end, the other one sends.
 """
 
 from __future__ import annotations
@@ -43,11 +47,12 @@ Look = Callable[[], None]
 class Wire(NamedTuple):
     """How the pieces of a call are sent: by these ranks, as this collective.
 
-    `divisor`: the result is divided by it in the memory of the host. `places` are the
-    elements at which the shares of the output begin, if they do not follow each other.
+    `cores` are communicators of the ranks, which the pieces take in turn. `divisor`:
+    the result is divided by it in the memory of the host. `places` are the elements at
+    which the shares of the output begin, if they do not follow each other.
     """
 
-    core: HostHalf
+    cores: tuple[HostHalf, ...]
     call: Call
     reduction: Reduction
     how: CallOptions
@@ -92,7 +97,7 @@ class Pipeline:
 
     def send(self, wire: Wire, look: Look) -> None:
         """Send a call in pieces; returns when the last one is being copied back."""
-        at = wire.core.position
+        at = wire.cores[0].position
         pieces = list(Pieces(wire.call, at, SLOT, wire.places))
         works: dict[int, Work] = {}
         try:
@@ -145,7 +150,8 @@ class Pipeline:
             given.root,
             given.shape,
         )
-        work: Work = wire.core.run(made, wire.reduction, wire.how)
+        core = wire.cores[number % len(wire.cores)]
+        work: Work = core.run(made, wire.reduction, wire.how)
         return work
 
     def _buffer(self, at: int, nbytes: int, call: Call) -> Buffer:

@@ -59,12 +59,15 @@ class Route(NamedTuple):
 
 @dataclass(frozen=True)
 class Groups:
-    """Who takes part: all ranks, those of this host, and those of this rail."""
+    """Who takes part: all ranks, those of this host, and those of this rail.
+
+    `rails` are communicators of the same ranks; a rank without a rail has none.
+    """
 
     at: Position
     layout: Layout
     plane: DevicePlane
-    rail: HostHalf | None
+    rails: tuple[HostHalf, ...]
 
 
 class Staged:
@@ -230,8 +233,8 @@ class Staged:
 
     def _wire(self, call: Call, places: tuple[int, ...] | None = None) -> Wire | None:
         """A call of the ranks of this rail."""
-        if self._groups.rail is None:
+        if not self._groups.rails:
             return None
         how = CallOptions(timeout_s=self._limit_s, async_op=True, label=self._label)
         divisor = self._groups.at.n if self._is_mean else 1
-        return Wire(self._groups.rail, call, self._op, how, divisor, places)
+        return Wire(self._groups.rails, call, self._op, how, divisor, places)
