@@ -29,6 +29,7 @@ from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.call.work import Work
 from unisono.runtime.device.host_half import HostHalf
 from unisono.runtime.device.pieces import ALIGNMENT, Piece, Pieces
+from unisono.runtime.device.work import pause_after
 
 SLOTS = 6
 """Pieces that are under way at the same time."""
@@ -38,7 +39,6 @@ _WIRE, _BACK = 2, 4
 """How many pieces later a piece is sent, and copied back."""
 _LOOK_NS = 20_000_000
 _SPINS = 200
-_LONGEST_PAUSE_S = 1e-3
 
 Look = Callable[[], None]
 """Raises if the call cannot go on: it is called from time to time."""
@@ -195,14 +195,13 @@ def _output_at(slot: int, piece: Piece, call: Call) -> int:
 
 def await_event(event: _native.CudaEvent, look: Look) -> None:
     """Wait on the host until a device has come so far."""
+    begun = time.monotonic()
     for _ in range(_SPINS):
         if event.query():
             return
-    pause = 2e-5
     while not event.query():
         look()
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE_S)
+        time.sleep(pause_after(time.monotonic() - begun))
 
 
 def await_work(work: Work, look: Look) -> None:

@@ -11,8 +11,17 @@ from unisono.devices.arrays import current_stream, stream_handle, view_of
 from unisono.errors import CollectiveTimeout, UnisonoError, UsageError
 from unisono.runtime.call.options import CallOptions
 
-_POLL_S = 1e-4
-_LONGEST_POLL_S = 2e-3
+_SHORTEST_PAUSE_S = 2e-5
+_LONGEST_PAUSE_S = 1e-3
+
+
+def pause_after(waited_s: float) -> float:
+    """How long to sleep before a device is looked at again.
+
+    A sixteenth of what was waited: so little of a wait is lost at its end, and a long
+    one costs few looks.
+    """
+    return min(max(waited_s / 16, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
 def await_device(
@@ -20,14 +29,13 @@ def await_device(
 ) -> None:
     """Sleep until a device has done something; CollectiveTimeout after `timeout_s`."""
     begun = time.monotonic()
-    pause = _POLL_S
     while not is_done():
-        if timeout_s is not None and time.monotonic() - begun > timeout_s:
+        waited = time.monotonic() - begun
+        if timeout_s is not None and waited > timeout_s:
             raise CollectiveTimeout(
                 f"{what}: not done after {timeout_s:g} s", ranks=(), collective=what
             )
-        time.sleep(pause)
-        pause = min(2 * pause, _LONGEST_POLL_S)
+        time.sleep(pause_after(waited))
 
 
 class Reached(Protocol):
