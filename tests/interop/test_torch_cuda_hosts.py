@@ -69,7 +69,8 @@ class Plain(Mlp):
         del self.spare
 
 
-def trains(rank):
+def trains(rank, loading):
+    os.environ["CUDA_MODULE_LOADING"] = loading
     fake_cuda.begin()
     with group(rank):
         net = model(Plain)
@@ -80,6 +81,8 @@ def trains(rank):
 
 
 @pytest.mark.quick(sizes=[(2, 1)])
+@pytest.mark.parametrize("loading", ["LAZY", "EAGER"])
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2)], ids=str)
-def test_ddp_trains_as_one_process_does(across, sizes):
-    across(sizes, trains)
+def test_ddp_trains_as_one_process_does(across, sizes, loading):
+    """Whether callers wait until nothing is left to do on the host, or only streams."""
+    across(sizes, trains, loading)
