@@ -8,7 +8,7 @@ from unisono.runtime.call.arguments import Call, Position
 from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.device.layout import Layout, has_stages
-from unisono.runtime.device.pieces import Pieces
+from unisono.runtime.device.pieces import Pieces, least_pieces
 from unisono.schedule.collective import COLLECTIVES, Contract
 
 NAMES = [name for name in COLLECTIVES if name != "barrier"]
@@ -62,6 +62,18 @@ def check(name, n, dtype, counts, root):
             used = piece.input_bytes, piece.output_bytes
             assert (max(used) if pieces.in_place else sum(used)) <= ROOM
     assert all(found == all_counts[0] for found in all_counts)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "number"),
+    [(0, 1), (2047, 1), (4096, 2), (8192, 4), (16384, 8), (32768, 8), (32769, 9)],
+)
+def test_calls_have_enough_pieces_to_overlap(nbytes, number):
+    """Eight, if they are not smaller than half the room; and as many as must be."""
+    assert least_pieces(nbytes, ROOM) == number
+    x = Buffer(None, 1 << 20, (nbytes,), DTYPES["int8"])
+    pieces = Pieces(Call("all_reduce", nbytes, x, x, None), Position(1, 2), ROOM)
+    assert len(list(pieces)) == number
 
 
 def test_rails_are_the_places_that_every_host_has():

@@ -6,6 +6,7 @@ from unisono.dtypes import DType
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.explain import device_line
 from unisono.runtime.device.layout import ROWS, Layout, has_stages
+from unisono.runtime.device.pieces import least_pieces
 from unisono.runtime.device.pipeline import SLOT, SLOTS
 from unisono.runtime.device.plane import may_use_packets
 from unisono.runtime.observe.subject import DeviceCall
@@ -25,7 +26,7 @@ def explain_between_hosts(call: DeviceCall, engine: str) -> str:
     staged = has_stages(layout, what.name, how)
     share = -(-nbytes // layout.rails) if staged else nbytes
     across = tuple(range(len(layout.sizes))) if staged else hosts
-    piece = min(share, SLOT)
+    piece = -(-share // least_pieces(share, SLOT))
     choice = choose(
         what.name,
         piece,

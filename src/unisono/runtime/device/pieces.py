@@ -25,11 +25,19 @@ from unisono.schedule.collective import (
 
 GRAIN = 64
 """Parts are cut at multiples of so many elements, except for the last."""
+FEWEST = 8
+"""Pieces of a call if each has half the room or more: while the first is copied from
+the device, and the last to it, nothing is on the wire."""
 ALIGNMENT = 256
 """Bytes at a multiple of which the output of a piece begins."""
 
 Part = tuple[int, int]
 """Bytes of an array: where they begin, and how many they are."""
+
+
+def least_pieces(nbytes: int, room: int) -> int:
+    """How many pieces at least a call is cut into, of which each fits into the room."""
+    return max(1, ceil(nbytes / room), min(FEWEST, 2 * nbytes // room))
 
 
 class Piece(NamedTuple):
@@ -90,13 +98,13 @@ class Pieces:
         self._parts = self._cut(self.number)
 
     def _number_for(self, room: int) -> int:
-        """Few pieces that fit on every rank."""
+        """Few pieces that fit on every rank, but enough of them to overlap."""
         n, both = self._at.n, not self.in_place
         held = _held(self._sizes, self._before, n)
         if both:
             held = held + _held(self._sizes, self._after, n)
         largest = int(held.max(initial=0)) * self._itemsize
-        number = max(1, ceil(largest / room))
+        number = least_pieces(largest, room)
         while self._needed(number) > room and number < largest:
             number += max(1, number // 8)
         return number
