@@ -85,7 +85,7 @@ std::vector<std::string> failpoint_names() {
           "io.step"};
 }
 
-std::vector<std::string> device_names() { return {"device.move"}; }
+std::vector<std::string> device_names() { return {"device.move", "device.exchange"}; }
 
 std::vector<std::string> fabric_names() { return {"ucx.send", "ucx.receive"}; }
 

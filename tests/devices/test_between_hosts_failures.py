@@ -158,7 +158,7 @@ def late(comm, gone_on):
 
 
 def test_host_does_not_wait_for_other_ranks(monkeypatch):
-    monkeypatch.setenv("CUDA_MODULE_LOADING", "EAGER")
+    monkeypatch.setenv("UNISONO_CUDA_STREAMS_WAIT", "1")
     with world(2, hosts=(0, 1)) as w:
         first, second = w.run(late, threading.Event())
     assert first == (False, 2, 4)

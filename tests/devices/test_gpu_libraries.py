@@ -216,6 +216,7 @@ def expandable(comm):
 
 
 @needs_torch
+@pytest.mark.usefixtures("without_packets")
 def test_expandable_segments_are_used_in_place(monkeypatch):
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):  # the new name too
         monkeypatch.setenv(name, "expandable_segments:True")

@@ -47,9 +47,9 @@ class Reader:
         self.continued_at = time.monotonic()
         os.kill(self.pid, signal.SIGCONT)
 
-    def stop_at_next_move(self):
+    def stop_at_next(self, place):
         if self.comm.rank == 1:
-            _native.arm_failpoints("device.move:1:stop")
+            _native.arm_failpoints(f"{place}:1:stop")
         self.comm.barrier()
         if self.comm.rank == 0:
             self.thread.start()
@@ -67,19 +67,19 @@ def connected(comm, stream):
     comm.synchronize(WITHIN_S)
 
 
-def broadcasts(comm, windows, captured):
+def broadcasts(comm, windows, captured, count=COUNT, place="device.move"):
     """The root ends its call when its data is in its window; the other still reads."""
     os.environ["UNISONO_CUDA_WINDOWS"] = windows
     stream = _native.CudaStream(0)
     cuda.initialize()
     connected(comm, stream)
     reader = Reader(comm)
-    x = to_device(np.full(COUNT, 7.0 if comm.rank == 0 else 0.0))
+    x = to_device(np.full(count, 7.0 if comm.rank == 0 else 0.0))
     if captured:
         cuda.begin_capture(stream.handle)
         comm.broadcast(x, root=0, stream=stream)
         graph = cuda.instantiate(cuda.end_capture(stream.handle))
-    reader.stop_at_next_move()
+    reader.stop_at_next(place)
     if captured:
         cuda.launch_graph(graph, stream.handle)
         cuda.synchronize(stream.handle)
@@ -97,6 +97,13 @@ def broadcasts(comm, windows, captured):
 @pytest.mark.parametrize("captured", [False, True])
 def test_close_waits_for_kernels_that_read_windows(windows, captured):
     assert on_processes(broadcasts, 2, (windows, captured)) == [True, 7.0]
+
+
+@pytest.mark.cases(1)
+@pytest.mark.parametrize("captured", [True, False])
+def test_close_waits_for_kernels_that_read_packets(captured):
+    args = "device", captured, 1000, "device.exchange"
+    assert on_processes(broadcasts, 2, args) == [True, 7.0]
 
 
 def limited(comm):

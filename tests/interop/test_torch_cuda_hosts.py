@@ -43,15 +43,15 @@ def test_views_messages_and_coalesced_calls(across, function):
     across((1, 1), function)
 
 
-def eagerly_in_flight(rank, asynchronous):
-    os.environ["CUDA_MODULE_LOADING"] = "EAGER"
+def in_flight_on_streams(rank, asynchronous):
+    os.environ["UNISONO_CUDA_STREAMS_WAIT"] = "1"
     in_flight(rank, asynchronous)
 
 
 @pytest.mark.quick(asynchronous=[True])
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_host_is_not_blocked_by_ranks_of_other_hosts(across, asynchronous):
-    across((1, 1), eagerly_in_flight, asynchronous)
+    across((1, 1), in_flight_on_streams, asynchronous)
 
 
 def through_the_device(_, bucket):
@@ -69,8 +69,8 @@ class Plain(Mlp):
         del self.spare
 
 
-def trains(rank, loading):
-    os.environ["CUDA_MODULE_LOADING"] = loading
+def trains(rank, streams_wait):
+    os.environ["UNISONO_CUDA_STREAMS_WAIT"] = streams_wait
     fake_cuda.begin()
     with group(rank):
         net = model(Plain)
@@ -81,8 +81,8 @@ def trains(rank, loading):
 
 
 @pytest.mark.quick(sizes=[(2, 1)])
-@pytest.mark.parametrize("loading", ["LAZY", "EAGER"])
+@pytest.mark.parametrize("streams_wait", ["0", "1"])
 @pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (2, 2)], ids=str)
-def test_ddp_trains_as_one_process_does(across, sizes, loading):
+def test_ddp_trains_as_one_process_does(across, sizes, streams_wait):
     """Whether callers wait until nothing is left to do on the host, or only streams."""
-    across(sizes, trains, loading)
+    across(sizes, trains, streams_wait)

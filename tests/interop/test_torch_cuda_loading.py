@@ -1,8 +1,7 @@
 """Training between hosts, on a GPU that all ranks share: kernels loaded late or early.
 
-CUDA waits for all streams when it loads a kernel at its first launch. So with lazy
-loading a caller waits until nothing is left to do for its call on the host; with all
-kernels loaded at the start (CUDA_MODULE_LOADING=EAGER) streams wait, and nobody else.
+CUDA waits for all streams when it loads a kernel, at its first launch or, if it is to
+load all at the start (CUDA_MODULE_LOADING=EAGER), when a library is opened.
 """
 
 import ctypes
@@ -10,8 +9,7 @@ import os
 
 import pytest
 import torch
-import torch.distributed as dist
-from gpu_ranks import gpu_group, needs_gpu
+from gpu_ranks import needs_gpu
 from models import all_batches, model, train
 from ranks import close
 from test_torch_cuda_training import LIMIT, Plain, with_ddp, with_fsdp
@@ -19,7 +17,6 @@ from test_torch_cuda_training import LIMIT, Plain, with_ddp, with_fsdp
 pytestmark = needs_gpu
 loadings = pytest.mark.parametrize("loading", ["LAZY", "EAGER"])
 MODES = {"EAGER": 1, "LAZY": 2}
-COUNT = 1 << 20
 
 
 @pytest.fixture
@@ -76,53 +73,3 @@ def loaded_fsdp(rank, loading):
 @loadings
 def test_fully_shard(across, loading):
     across((1, 1), loaded_fsdp, loading)
-
-
-def sums(x):
-    return x.cumsum(0)
-
-
-def other_kernels_behind_calls(rank, loading):
-    """In each step a rank goes on to a new kernel before another makes its call."""
-    load_kernels(loading)
-    with gpu_group(rank):
-        x = torch.full((COUNT,), rank.number + 1.0, device="cuda")
-        dist.all_reduce(x.clone())  # the ranks connect
-        kernels = [torch.sin, sums, torch.erf, torch.sort, torch.logit]
-        for number, kernel in enumerate(kernels):
-            y, first, beside = x.clone(), number % rank.n, number % 2 == 1
-            if rank.number != first:
-                rank.until(f"call {number}", first)
-            work = dist.all_reduce(y, async_op=beside)
-            if beside:
-                work.wait()
-            kernel(y)
-            rank.tell(f"call {number}")
-            assert y.unique().tolist() == [3]
-    check_loading(loading)
-
-
-def test_kernels_that_were_never_launched(across):
-    across((1, 1), other_kernels_behind_calls, "EAGER")
-
-
-def late(rank, loading):
-    """Rank 1 makes its call when rank 0 has gone on from its own."""
-    load_kernels(loading)
-    with gpu_group(rank):
-        x = torch.ones(COUNT, device="cuda")
-        dist.all_reduce(x)
-        torch.cuda.synchronize()
-        if rank.number == 1:
-            rank.until("gone on", 0)
-        dist.all_reduce(x)
-        y = torch.tanh(x)
-        busy = not torch.cuda.current_stream().query()
-        rank.tell("gone on")
-        assert rank.number == 1 or busy
-        assert x.unique().tolist() == [4]
-        close([y], [torch.tanh(torch.full_like(x, 4))])
-
-
-def test_host_does_not_wait_if_kernels_are_loaded(across):
-    across((1, 1), late, "EAGER")

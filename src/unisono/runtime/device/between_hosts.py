@@ -7,11 +7,13 @@ host, in pieces (`levels.py`, `pipeline.py`). Behind the last copy a stream sets
 word. So the caller does not wait, as on one host. A call that fails sets the word, too:
 its output is filled with bytes that are not a number.
 
-To load a kernel CUDA waits for all streams, and lets no thread copy meanwhile. Unless
-it loads all kernels at the start (CUDA_MODULE_LOADING=EAGER), a program that launches a
-new one behind such a stream would keep our thread from setting the word. So then no
-stream waits before the thread has put its last copy on a stream: the caller waits for
-that, in the call or, if it is asynchronous, in `wait()`.
+To load a kernel CUDA waits for all streams, and lets no thread copy meanwhile. A
+program that launches a new one behind such a stream would keep our thread from setting
+the word. So no stream waits before the thread has put its last copy on a stream: the
+caller waits for that, in the call or, if it is asynchronous, in `wait()`. A program
+that loads no kernel in between can have it otherwise (UNISONO_CUDA_STREAMS_WAIT=1).
+That CUDA is to load all kernels at the start (CUDA_MODULE_LOADING=EAGER) does not
+suffice: libraries that are opened later load theirs then.
 """
 
 from __future__ import annotations
@@ -45,9 +47,8 @@ _CLOSING_S = 1.0
 """How long calls that have failed may take to end."""
 
 
-def loads_lazily() -> bool:
-    """Whether CUDA loads kernels when they are first launched, as it does if unset."""
-    return os.environ.get("CUDA_MODULE_LOADING", "").upper() != "EAGER"
+STREAMS_WAIT = "UNISONO_CUDA_STREAMS_WAIT"
+"""1: callers do not wait; the program loads no kernel while calls are in flight."""
 
 
 class Job(NamedTuple):
@@ -75,7 +76,7 @@ class BetweenHosts(NumberedCalls):
         self._begun = 0
         self._issued = 0  # the calls whose last copies are on a stream
         self._issuing = threading.Condition()
-        self._callers_wait = loads_lazily()
+        self._callers_wait = os.environ.get(STREAMS_WAIT) != "1"
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._error: BaseException | None = None
