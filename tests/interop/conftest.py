@@ -60,10 +60,13 @@ def either_adapter(request):
 
 @pytest.fixture
 def ranks(forks):
-    """ranks(n, function, *args): what n ranks returned, all of which ended well."""
+    """ranks(n, function, *args): what n ranks returned, all of which ended well.
 
-    def run(n, function, *args):
-        ends = forks.run(n, function, *args)
+    `hosts` are the numbers of ranks on each of several hosts.
+    """
+
+    def run(n, function, *args, hosts=()):
+        ends = forks.run(n, function, *args, hosts=hosts)
         bad = [end for end in ends if end.status != 0]
         assert not bad, "\n".join(
             f"rank {end.rank} ended with {end.status}:\n{end.stderr}" for end in bad
@@ -71,6 +74,12 @@ def ranks(forks):
         return [end.value for end in ends]
 
     return run
+
+
+@pytest.fixture
+def across(ranks):
+    """across(sizes, function, *args): the same for ranks on hosts of these sizes."""
+    return lambda sizes, *what: ranks(sum(sizes), *what, hosts=sizes)
 
 
 @pytest.fixture

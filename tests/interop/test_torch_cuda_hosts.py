@@ -16,21 +16,6 @@ import emulated
 pytestmark = pytest.mark.skipif(emulated.ON_GPU, reason="the emulated driver")
 
 
-@pytest.fixture
-def across(forks):
-    """across(sizes, function, *args): ranks on hosts of these sizes, all end well."""
-
-    def run(sizes, function, *args):
-        ends = forks.run(sum(sizes), function, *args, hosts=sizes)
-        bad = [end for end in ends if end.status != 0]
-        assert not bad, "\n".join(
-            f"rank {end.rank} ended with {end.status}:\n{end.stderr}" for end in bad
-        )
-        return [end.value for end in ends]
-
-    return run
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize("asynchronous", [False, True])
 def test_every_collective(across, asynchronous):

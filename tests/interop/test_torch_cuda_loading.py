@@ -19,21 +19,6 @@ loadings = pytest.mark.parametrize("loading", ["LAZY", "EAGER"])
 MODES = {"EAGER": 1, "LAZY": 2}
 
 
-@pytest.fixture
-def across(forks):
-    """across(sizes, function, *args): what ranks on hosts of these sizes returned."""
-
-    def run(sizes, function, *args):
-        ends = forks.run(sum(sizes), function, *args, hosts=sizes)
-        bad = [end for end in ends if end.status != 0]
-        assert not bad, "\n".join(
-            f"rank {end.rank} ended with {end.status}:\n{end.stderr}" for end in bad
-        )
-        return [end.value for end in ends]
-
-    return run
-
-
 def load_kernels(how):
     """Before CUDA is first used."""
     assert not torch.cuda.is_initialized()
