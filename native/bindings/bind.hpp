@@ -12,6 +12,7 @@
 #include "net/wire.hpp"
 
 void bind_program(nanobind::module_ &m);
+void bind_lower(nanobind::module_ &m);
 void bind_engine(nanobind::module_ &m);
 void bind_work(nanobind::module_ &m);
 void bind_comm(nanobind::module_ &m);

@@ -132,6 +132,7 @@ NB_MODULE(_native, m) {
   bind_tls(m);
   bind_wires(m);
   bind_program(m);
+  bind_lower(m);
   bind_engine(m);
   bind_work(m);
   bind_comm(m);

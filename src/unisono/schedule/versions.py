@@ -146,13 +146,18 @@ def _made(
     sources = [v for _, v in operands]
     chunk = slot if slot < schedule.num_chunks else sources[0].chunk
     if any(v.chunk != chunk for v in sources):
-        raise UnsupportedWorld(
-            f"{schedule.title}: it adds chunks of different names, "
-            "which need not have one size; such a schedule cannot be run",
-            n=schedule.n,
-        )
+        raise different_names(schedule)
     count = sum(v.contributors for v in sources)
     made = Version(rank, slot, step, sources, count, chunk)
     for v in sources:
         v.read_by(made, here=hosts[v.rank] == hosts[rank])
     return made
+
+
+def different_names(schedule: Schedule) -> UnsupportedWorld:
+    """Why a schedule cannot be run that adds chunks of different names."""
+    return UnsupportedWorld(
+        f"{schedule.title}: it adds chunks of different names, "
+        "which need not have one size; such a schedule cannot be run",
+        n=schedule.n,
+    )

@@ -23,7 +23,7 @@ from kill_trials.programs import COLLECTIVE_PROGRAMS
 from kill_trials.rank import Heartbeats, Rendezvous, ServerPipes, run_rank
 from kill_trials.records import RankOutcome, Trial, TrialReport
 from unisono.algorithms import read
-from unisono.runtime.plan.plans import native_program
+from unisono.runtime.plan.plans import rank_program
 from unisono.runtime.plan.select import choose
 from unisono.runtime.world.address import free_port
 from unisono.schedule.placement import numbered
@@ -130,7 +130,7 @@ def _lower(
         range(n if rooted else 1), (0, 3) if several else range(4)
     ):
         for rank in range(n):
-            native_program(collective, spec, n, root, exposed, several, None, rank)
+            rank_program(collective, spec, n, root, exposed, several, rank)
 
 
 def _begin(trial: Trial) -> _RunningTrial:

@@ -34,7 +34,7 @@ from unisono.runtime.plan.plans import (
     CallKind,
     common_fields,
     lowered,
-    native_program,
+    coded_program,
     verified,
 )
 from unisono.runtime.plan.predict import CostModel
@@ -121,7 +121,7 @@ def make_coded_plan(
     piece, at, stride = _layout(made, codec, space, itemsize, largest)
     room = made.codes * stride if apart else 0
     plan = _native.Plan(
-        programs=[native_program(*key, 0, hosts, coding.scope, rank)],
+        programs=[coded_program(*key, hosts, coding.scope, rank)],
         piece=[piece],
         pieces=[max(1, -(-largest // piece))],
         sent_bytes=int(sent_bytes(kind, n, hosts)[rank]),

@@ -12,8 +12,7 @@ from unisono.runtime.plan.plans import (
     ONE_AT_A_TIME,
     CallKind,
     common_fields,
-    lowered,
-    native_program,
+    rank_program,
     sends,
     verified,
 )
@@ -37,10 +36,11 @@ def _device_plan(kind: CallKind, n: int, rank: int, window: int) -> _native.Plan
     largest = int(sizes.max(initial=0))
     # A rank that does not expose its input may publish it before it knows whether
     # outputs are exposed: so the pieces of modes 0 and 2 are the same.
-    places = [lowered(*key, mode if mode & 1 else 0).places for mode in MODES]
+    made = [rank_program(*key, mode, (), rank) for mode in MODES]
+    places = [made[mode if mode & 1 else 0].places for mode in MODES]
     piece = [_piece(window, p, itemsize, largest) for p in places]
     return _native.Plan(
-        programs=[native_program(*key, mode, (), None, rank) for mode in MODES],
+        programs=[one.program for one in made],
         piece=piece,
         pieces=[max(1, -(-largest // p)) for p in piece],
         sent_bytes=int(sends(*key, rank) @ sizes) * itemsize,

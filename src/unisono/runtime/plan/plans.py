@@ -28,6 +28,8 @@ from unisono.runtime.call.buffers import IN_PLACE_FROM
 from unisono.runtime.call.coding import Coding
 from unisono.runtime.call.notes import CallNames, in_short, remember, shape_text
 from unisono.runtime.call.reductions import Reduction
+from unisono.runtime.plan import programs
+from unisono.runtime.plan.programs import RankProgram
 from unisono.schedule import Schedule
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Holders, Ints
@@ -197,23 +199,54 @@ def _lowered(
     hosts: tuple[int, ...],
     coded: Scope | None,
 ) -> Lowered:
-    schedule = verified(collective, algorithm, n, root)
-    if collective == BARRIER.name and (hosts or n >= _MANY_RANKS):
-        schedule = joined_notices(schedule)
     made = lower(
-        schedule,
+        _to_lower(collective, algorithm, n, root, hosts),
         input_shared=bool(exposed & 1),
         output_shared=bool(exposed & 2),
         hosts=hosts,
         coded=coded,
     )
     longest = max((len(p.actions) for p in made.programs), default=0)
+    _refuse_too_long(collective, algorithm, longest)
+    return made
+
+
+def _to_lower(
+    collective: str, algorithm: Spec, n: int, root: int, hosts: tuple[int, ...]
+) -> Schedule:
+    """The verified schedule; of a barrier of many with one notice from rank to rank."""
+    schedule = verified(collective, algorithm, n, root)
+    if collective == BARRIER.name and (hosts or n >= _MANY_RANKS):
+        return joined_notices(schedule)
+    return schedule
+
+
+def _refuse_too_long(collective: str, algorithm: Spec, longest: int) -> None:
     if longest > MOST_ACTIONS:
         raise BadArgument(
             f"{collective} by {algorithm}: a rank would have {longest} actions, at "
             f"most {MOST_ACTIONS} are supported; choose another algorithm, or fewer "
             "segments"
         )
+
+
+@lru_cache(maxsize=512)
+def rank_program(
+    collective: str,
+    algorithm: Spec,
+    n: int,
+    root: int,
+    exposed: int,
+    hosts: tuple[int, ...],
+    rank: int,
+) -> RankProgram:
+    """The program of one rank alone, which `lowered` makes together with the others'.
+
+    `exposed` and `hosts` are as there; values are sent as they are.
+    """
+    schedule = _to_lower(collective, algorithm, n, root, hosts)
+    made = programs.rank_program(schedule, rank, exposed, hosts)
+    _refuse_too_long(collective, algorithm, made.longest)
     return made
 
 
@@ -226,18 +259,17 @@ def sends(collective: str, algorithm: Spec, n: int, root: int, rank: int) -> Int
 
 
 @lru_cache(maxsize=2048)
-def native_program(
+def coded_program(
     collective: str,
     algorithm: Spec,
     n: int,
     root: int,
-    exposed: int,
     hosts: tuple[int, ...],
-    coded: Scope | None,
+    coded: Scope,
     rank: int,
 ) -> _native.Program:
-    """The program of one rank, in the native core's form."""
-    made = lowered(collective, algorithm, n, root, exposed, hosts, coded)
+    """The program of one rank that sends values encoded, in the native core's form."""
+    made = lowered(collective, algorithm, n, root, 0, hosts, coded)
     return tables(made.programs[rank])
 
 
@@ -313,7 +345,7 @@ def _make_plan(
     itemsize = kind.dtype.itemsize
     largest = int(sizes.max(initial=0))
     total = int(sizes.sum()) * itemsize
-    staged = lowered(*key, 0, hosts)
+    staged = rank_program(*key, 0, hosts, rank)
     header = (
         not hosts
         and staged.depth <= 1
@@ -331,14 +363,14 @@ def _make_plan(
         # A rank that does not expose its input may publish it before it knows whether
         # outputs are exposed: so those pieces are the same.
         places = [
-            lowered(*key, mode if mode & 1 else 0, hosts).places for mode in modes
+            rank_program(*key, mode if mode & 1 else 0, hosts, rank).places
+            for mode in modes
         ]
         piece = [_piece(window, p, itemsize, largest) for p in places]
-    programs = lowered(*key, modes[0], hosts).programs
-    destinations = sorted({m.to for m in programs[rank].messages})
+    made = [rank_program(*key, mode, hosts, rank) for mode in modes]
     pieces = [max(1, -(-largest // p)) if p else 1 for p in piece]
     plan = _native.Plan(
-        programs=[native_program(*key, mode, hosts, None, rank) for mode in modes],
+        programs=[one.program for one in made],
         piece=piece,
         pieces=pieces,
         sent_bytes=int(sends(*key, rank) @ sizes) * itemsize,
@@ -350,7 +382,7 @@ def _make_plan(
         coding=None,
         **fields,
     )
-    return plan, destinations
+    return plan, made[0].destinations
 
 
 def _total(counts: int | tuple[int, ...]) -> int:

@@ -1,0 +1,62 @@
+// Where every version is stored, and in which order a rank makes those of its own.
+
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lower/lower.hpp"
+#include "lower/versions.hpp"
+
+namespace unisono::lowering {
+
+class Storage {
+public:
+  Storage(Versions &versions, Shared shared);
+
+  // Of each rank: its versions, and those it makes, in its order.
+  std::vector<std::vector<Index>> mine, acts;
+  // Of each version that is delivered, to which outputs, in order: pairs of maker and reader.
+  std::vector<Index> delivered;
+  std::int32_t places = 0; // of the window of the rank that needs most
+
+private:
+  struct Turn {
+    std::int32_t step;
+    bool arrives, brings;
+    std::int32_t nearest, slot;
+    auto operator<=>(const Turn &) const = default;
+  };
+  struct Load {
+    std::int32_t most;
+    bool later;
+    auto operator<=>(const Load &) const = default;
+  };
+
+  void settle(Index v, Shared shared);
+  void deliver(Shared shared);
+  bool is_deliverable(Index v) const;
+  bool is_read_by_none_but(Index reader, Index v) const;
+  std::vector<Index> shared_out(const std::vector<Index> &copies) const;
+  void bring(Index v);
+  void place(const std::vector<Index> &versions);
+  void number(std::size_t rank);
+  Turn turn(Index v) const;
+
+  Versions &versions_;
+};
+
+// How far it is from a rank to the next of these, counting up and around; 0 without any.
+template <class Indices>
+std::int32_t nearest(const Versions &versions, std::int32_t rank, const Indices &peers) {
+  const auto n = static_cast<std::int32_t>(versions.input().n);
+  std::int32_t least = 0;
+  for (const Index peer : peers) {
+    const std::int32_t far = (versions.at(peer).rank - rank + n) % n;
+    if (far != 0 && (least == 0 || far < least))
+      least = far;
+  }
+  return least;
+}
+
+} // namespace unisono::lowering

@@ -1,0 +1,62 @@
+"""The program of one rank, as the native core lowers it from a verified schedule.
+
+`schedule/lower.py` makes the programs of all ranks, which explanations, codecs and
+tests read. A rank runs its own alone, and of many ranks the others' are most of the
+work: native/lower makes that one, and the tests hold it equal to the one made there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from unisono import _native
+from unisono.schedule.collective import Holders
+from unisono.schedule.schedule import Schedule
+from unisono.schedule.versions import different_names
+
+
+class RankProgram(NamedTuple):
+    """One rank's program, and the ranks of other hosts that it sends to.
+
+    Of all ranks: `places` is how many the window must have of the one that needs most,
+    `depth` counts the steps, and `longest` is the most actions of a program.
+    """
+
+    program: _native.Program
+    places: int
+    depth: int
+    longest: int
+    destinations: list[int]
+
+
+def rank_program(
+    schedule: Schedule, rank: int, exposed: int = 0, hosts: Sequence[int] = ()
+) -> RankProgram:
+    """The program of a rank; `exposed` has bit 0 for shared inputs, bit 1 for outputs.
+
+    `hosts` are the numbers of the ranks' hosts; none if there is but one.
+    """
+    found = _native.lower(
+        schedule.n,
+        schedule.num_chunks,
+        schedule.num_slots,
+        before=_holders(schedule, schedule.collective.before),
+        after=_holders(schedule, schedule.collective.after),
+        steps=[step.flat() for step in schedule],
+        hosts=list(hosts) or [0] * schedule.n,
+        input_shared=bool(exposed & 1),
+        output_shared=bool(exposed & 2),
+        rank=rank,
+    )
+    if found is None:
+        raise different_names(schedule)
+    return RankProgram(*found)
+
+
+def _holders(schedule: Schedule, place: Holders) -> list[int] | None:
+    """The rank that holds each chunk; None if all ranks do."""
+    holder = schedule.contract.holder(place, np.arange(schedule.num_chunks))
+    return None if holder is None else holder.tolist()
