@@ -14,11 +14,10 @@ from typing import NamedTuple
 
 from unisono import cuda_queues
 from unisono.devices import kernel_cache, nccl, nvrtc
+from unisono.devices.variables import ENGINE
 from unisono.errors import BadArgument, DeviceError, UsageError
 from unisono.units import format_bytes
 
-ENGINE = "UNISONO_CUDA_ENGINE"
-"""Who carries out calls on CUDA arrays: "unisono" or "nccl"."""
 WINDOWS = "UNISONO_CUDA_WINDOWS"
 """Where the windows of device communicators are: "host" or "device"."""
 _DRIVER = "libcuda.so.1"

@@ -56,5 +56,16 @@ def num_peers(src: Ints, dst: Ints, n: int) -> tuple[Ints, Ints]:
     if code.size > n * n // 8:
         pair = np.flatnonzero(np.bincount(code, minlength=1))
     else:
-        pair = np.unique(code)
+        pair = distinct(code)
     return np.bincount(pair // n, minlength=n), np.bincount(pair % n, minlength=n)
+
+
+def distinct(values: Ints) -> Ints:
+    """The different ones of some numbers, in order.
+
+    As np.unique returns them, which imports all of numpy.ma at its first call: that
+    takes longer than to choose an algorithm.
+    """
+    ordered = np.sort(values)
+    found: Ints = ordered[np.diff(ordered, prepend=ordered[:1] - 1) > 0]
+    return found

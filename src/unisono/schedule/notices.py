@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import numpy as np
-
 from unisono.schedule.collective import ALL_REDUCE
+from unisono.schedule.counts import distinct
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, reduce_step
 
@@ -28,8 +27,9 @@ def joined_notices(barrier: Schedule) -> Schedule:
     def steps() -> Iterator[Step]:
         for step in barrier:
             src, dst, *_ = step.flat()
-            pairs = np.unique(np.stack([src, dst])[:, src != dst], axis=1)
-            yield reduce_step(0, src=pairs[0], dst=pairs[1])
+            apart = src != dst
+            pairs = distinct(src[apart] * barrier.n + dst[apart])
+            yield reduce_step(0, src=pairs // barrier.n, dst=pairs % barrier.n)
 
     return barrier.but(
         collective=ALL_REDUCE, num_chunks=1, num_temporaries=0, make=steps

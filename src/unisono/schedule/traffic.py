@@ -12,7 +12,7 @@ all ranks elsewhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from unisono.errors import BadArgument
 from unisono.schedule.collective import BARRIER, Ints
-from unisono.schedule.counts import num_peers
+from unisono.schedule.counts import distinct
 from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
-from unisono.schedule.step import Step, whole_numbers
+from unisono.schedule.step import Bools, Step, whole_numbers
 
 Floats = NDArray[np.float64]
 
@@ -31,6 +31,10 @@ ROWS = "leaves", "enters", "taken", "added", "peers", "mutual"
 """What is counted of each step."""
 MOST_HELD = 1 << 22
 """Above so many chunks on all ranks every step is taken to wait for the one before."""
+
+
+MOST_AT_ONCE = 1 << 17
+"""So many transfers are counted in one pass."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +89,8 @@ def _windows(rows: Ints, width: int) -> Ints:
     """The sums of `width` rows one after the other, the ends included."""
     if not len(rows):
         return rows
-    padded = np.pad(rows, ((width, width - 1), (0, 0)))
+    padded = np.zeros((len(rows) + 2 * width - 1, rows.shape[1]), dtype=rows.dtype)
+    padded[width : width + len(rows)] = rows
     upto = np.cumsum(padded, axis=0)
     return np.asarray(upto[width:] - upto[:-width])
 
@@ -99,9 +104,9 @@ def traffic(schedule: Schedule, hosts: Sequence[int] | Ints) -> Traffic:
         )
     width = int(host.max()) + 1
     steps = list(checked_steps(schedule))
-    rows = [_counts(step, host) for step in steps]
+    counted = [_counts(batch, host) for batch in _batches(steps)]
     columns = (
-        np.array([row[i] for row in rows], dtype=np.int64).reshape(len(rows), across)
+        np.concatenate([np.empty((0, across), np.int64), *(part[i] for part in counted)])
         for i, across in enumerate((width, width, n, n, n, n))
     )
     silent = schedule.collective is BARRIER
@@ -125,23 +130,50 @@ def _depth(steps: Sequence[Step], host: Ints) -> int:
     return int(level.max(initial=0))
 
 
-def _counts(step: Step, host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
-    """The row of one step, in chunks."""
-    src, dst, _, mask, _ = step.flat()
+def _batches(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """The steps, several at a time: small ones together, since each pass has a price."""
+    batch: list[Step] = []
+    held = 0
+    for step in steps:
+        if batch and held + len(step) > MOST_AT_ONCE:
+            yield batch
+            batch, held = [], 0
+        batch.append(step)
+        held += len(step)
+    if batch:
+        yield batch
+
+
+def _counts(steps: Sequence[Step], host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
+    """The rows of some steps, in chunks."""
+    flats = [step.flat() for step in steps]
+    src, dst, mask = (np.concatenate([flat[i] for flat in flats]) for i in (0, 1, 3))
+    at = np.repeat(np.arange(len(steps)), [len(step) for step in steps])
     n, num_hosts = host.size, int(host.max()) + 1
     away = host[src] != host[dst]
+
+    def count(columns: int, chosen: Bools, column: Ints) -> Ints:
+        cells = at[chosen] * columns + column[chosen]
+        found = np.bincount(cells, minlength=len(steps) * columns)
+        return found.reshape(len(steps), columns)
+
     return (
-        np.bincount(host[src[away]], minlength=num_hosts),
-        np.bincount(host[dst[away]], minlength=num_hosts),
-        np.bincount(dst[src != dst], minlength=n),
-        np.bincount(dst[mask], minlength=n),
-        np.maximum(*num_peers(src[away], dst[away], n)),
-        _both_ways(src[away], dst[away], n),
+        count(num_hosts, away, host[src]),
+        count(num_hosts, away, host[dst]),
+        count(n, src != dst, dst),
+        count(n, mask, dst),
+        *_peers(at[away], src[away], dst[away], (len(steps), n)),
     )
 
 
-def _both_ways(src: Ints, dst: Ints, n: int) -> Ints:
-    """For every rank, to how many it sends of those that it receives from."""
-    there, back = np.unique(src * n + dst), np.unique(dst * n + src)
+def _peers(at: Ints, src: Ints, dst: Ints, shape: tuple[int, int]) -> tuple[Ints, Ints]:
+    """With how many ranks each exchanges in each step, and with how many both ways."""
+    steps, n = shape
+    there = distinct((at * n + src) * n + dst)
+    back = distinct((at * n + dst) * n + src)
     both = np.intersect1d(there, back, assume_unique=True)
-    return np.bincount(both // n, minlength=n)
+    sends, receives, mutual = (
+        np.bincount(pairs // n, minlength=steps * n).reshape(shape)
+        for pairs in (there, back, both)
+    )
+    return np.maximum(sends, receives), mutual

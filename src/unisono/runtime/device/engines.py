@@ -7,27 +7,26 @@ UNISONO_CUDA_ENGINE says NCCL.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
 from unisono import _native
 from unisono.devices import nccl
-from unisono.devices.found import ENGINE as VARIABLE
+from unisono.devices.variables import ENGINE as VARIABLE
 from unisono.errors import BadArgument, DeviceError, UnsupportedWorld, UsageError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.call.work import DeviceCalls
 from unisono.runtime.device.between_hosts import BetweenHosts
+from unisono.runtime.device.engine_names import NAMES, NCCL, UNISONO, wish
 from unisono.runtime.device.host_half import HostHalf, gather_bytes, gather_texts
 from unisono.runtime.device.kernel_engine import KernelEngine
 from unisono.runtime.device.levels import Split
 from unisono.runtime.device.nccl_engine import NcclEngine
 from unisono.runtime.observe.subject import DeviceCall
 
-UNISONO, NCCL = NAMES = ("unisono", "nccl")
 _NAME, _UUID, _VERSION = 16, 16, 4
 """Bytes of what ranks tell each other."""
 
@@ -59,13 +58,6 @@ class Engine(Protocol):
         """Wait for the calls in flight, and release its memory."""
 
 
-class Wish(NamedTuple):
-    """The engine that is asked for, and by whom."""
-
-    name: str
-    why: str
-
-
 class Facts(NamedTuple):
     """What a rank says of itself."""
 
@@ -73,22 +65,6 @@ class Facts(NamedTuple):
     uuid: bytes
     version: int
     """Of NCCL, as 2.27.5 is 22705; 0 if the rank has none."""
-
-
-def wish(given: str) -> Wish:
-    """The engine that this rank asks for; `given` is that of the communicator."""
-    if given:
-        return Wish(given, "engine= of the communicator")
-    if said := os.environ.get(VARIABLE, ""):
-        return Wish(said, f"{VARIABLE}={said}")
-    return Wish(UNISONO, f"the default; {VARIABLE} or engine= choose another")
-
-
-def checked(name: str) -> str:
-    """The name of an engine; BadArgument if there is no such."""
-    if name not in NAMES:
-        raise BadArgument(f"engine = {name!r}: expected 'unisono' or 'nccl'")
-    return name
 
 
 def make_engine(

@@ -1,26 +1,29 @@
-"""The device half of a communicator, which is made when it is first used."""
+"""The device half of a communicator, which is made when it is first used.
+
+What carries calls out is imported then, too: most communicators have no such calls, and
+the modules take a quarter of the time of all that a rank imports.
+"""
 
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from unisono import _native
 from unisono.errors import DeviceError, UsageError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallKey, CallOptions, Options
 from unisono.runtime.call.reductions import Reduction
-from unisono.runtime.device import engines
-from unisono.runtime.device.between_hosts import BetweenHosts
-from unisono.runtime.device.engines import Engine
-from unisono.runtime.device.explain import explain_nccl, explain_on_device
-from unisono.runtime.device.explain_hosts import explain_between_hosts
-from unisono.runtime.device.host_half import HostHalf
-from unisono.runtime.device.kernel_engine import KernelEngine
-from unisono.runtime.device.levels import Split
-from unisono.runtime.device.quick import NAMES
-from unisono.runtime.device.work import DeviceWork
+from unisono.runtime.device.engine_names import NCCL, checked, wish
 from unisono.runtime.observe.subject import DeviceCall
+
+if TYPE_CHECKING:
+    from unisono.runtime.device.between_hosts import BetweenHosts
+    from unisono.runtime.device.engines import Engine
+    from unisono.runtime.device.host_half import HostHalf
+    from unisono.runtime.device.kernel_engine import KernelEngine
+    from unisono.runtime.device.levels import Split
+    from unisono.runtime.device.work import DeviceWork
 
 
 class DeviceHalf:
@@ -29,6 +32,8 @@ class DeviceHalf:
     def __init__(self) -> None:
         """It is given its communicator with each call, and refers to it weakly."""
         self.made: Engine | None = None
+        self._by_kernel: KernelEngine | None = None
+        self._between_hosts: BetweenHosts | None = None
         self.given = ""
         """The name of the engine that its communicator was given, if it was."""
         self.split: Split | None = None
@@ -37,7 +42,7 @@ class DeviceHalf:
     @property
     def engine(self) -> str:
         """The name of the engine that is used, or would be at the first call."""
-        return engines.wish(self.given).name
+        return wish(self.given).name
 
     @engine.setter
     def engine(self, name: str) -> None:
@@ -47,7 +52,7 @@ class DeviceHalf:
                 f"{self.engine!r} already; choose it before the first, or for a "
                 "communicator of its own: comm.duplicate()"
             )
-        self.given = engines.checked(name)
+        self.given = checked(name)
 
     def run(
         self,
@@ -64,35 +69,51 @@ class DeviceHalf:
         try:
             if self.made is None:
                 host.check_usable(call.collective)
-                self.made = engines.make_engine(
-                    host, call.device, self.given, self.split
-                )
+                self.made = self._engine_for(host, call.device)
                 host.in_flight.device = self.made.calls
                 host.in_flight.device_arrays = self.made.kept
             result = self.made.run(call, reduction, how)
         except _native.CudaError as why:
             raise _driver_failed(call.collective, why) from why
-        if key is not None and isinstance(self.made, KernelEngine):
-            self.made.remember(call, reduction, how, key)
+        if key is not None and self._by_kernel is not None:
+            self._by_kernel.remember(call, reduction, how, key)
         return result
+
+    def _engine_for(self, host: HostHalf, ordinal: int) -> Engine:
+        """The engine, made by all ranks at the same time."""
+        from unisono.runtime.device.between_hosts import BetweenHosts
+        from unisono.runtime.device.engines import make_engine
+        from unisono.runtime.device.kernel_engine import KernelEngine
+
+        made = make_engine(host, ordinal, self.given, self.split)
+        if isinstance(made, KernelEngine):
+            self._by_kernel = made
+        elif isinstance(made, BetweenHosts):
+            self._between_hosts = made
+        return made
 
     def start(
         self, kind: int, x: Any, out: Any, op: Any, root: int, how: Options
     ) -> int | DeviceWork:
         """Start a call like one that was made before: 1 or its Work, 0 if none was."""
-        if not isinstance(self.made, KernelEngine):
+        if self._by_kernel is None:
             return 0  # no other engine finds calls by their arguments
         try:
-            return self.made.start(kind, x, out, op, root, how)
+            return self._by_kernel.start(kind, x, out, op, root, how)
         except _native.CudaError as why:
+            from unisono.runtime.device.quick import NAMES
+
             raise _driver_failed(NAMES[kind], why) from why
 
     def explain(self, call: DeviceCall) -> str:
         """What would run for a call on such an array; nothing is run or made."""
         if self.made is not None:
             return self.made.explain(call)
-        wanted = engines.wish(self.given)
-        if wanted.name == engines.NCCL:
+        from unisono.runtime.device.explain import explain_nccl, explain_on_device
+        from unisono.runtime.device.explain_hosts import explain_between_hosts
+
+        wanted = wish(self.given)
+        if wanted.name == NCCL:
             return explain_nccl(None, call, f"NCCL: {wanted.why}")
         engine = f"{wanted.name}: {wanted.why}"
         if call.hosts:
@@ -101,13 +122,13 @@ class DeviceHalf:
 
     def error(self) -> BaseException | None:
         """Why calls between hosts have failed, if they have and it is known here."""
-        return self.made.error() if isinstance(self.made, BetweenHosts) else None
+        return None if self._between_hosts is None else self._between_hosts.error()
 
     def sent_bytes(self, host: HostHalf) -> int:
         """How many bytes calls on arrays of the device have sent, as schedules say."""
         sent = host.native.sent_on_devices()
-        if isinstance(self.made, BetweenHosts):
-            sent += self.made.levels.sent_bytes()
+        if self._between_hosts is not None:
+            sent += self._between_hosts.levels.sent_bytes()
         return sent
 
     def check(self, host: HostHalf, what: str) -> None:

@@ -31,6 +31,7 @@ from unisono.algorithms import schedule
 from unisono.algorithms.choices import spelled
 from unisono.runtime.plan.predict import CostModel, step_costs
 from unisono.schedule.collective import BARRIER, Ints
+from unisono.schedule.counts import distinct
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.traffic import Floats
 
@@ -103,7 +104,7 @@ def _message(
     """
     n, host, across, inside = len(hosts), np.array(hosts), 0, 0
     for src, dst, *_ in _steps(collective, name, n)[1]:
-        src, dst = np.divmod(np.unique(src * n + dst), n)
+        src, dst = np.divmod(distinct(src * n + dst), n)
         away = int(np.count_nonzero(host[src] != host[dst]))
         across += away
         inside += int(np.count_nonzero(src != dst)) - away

@@ -10,7 +10,7 @@ from unisono.errors import BadArgument
 from unisono.runtime.call.options import names_options
 from unisono.runtime.call.timeouts import default_timeout_s, nanoseconds
 from unisono.runtime.communicator import Communicator
-from unisono.runtime.device.engines import checked
+from unisono.runtime.device.engine_names import checked
 from unisono.runtime.world import grow, shrink
 from unisono.runtime.world.address import ADDRESS, no_secret, rendezvous_address
 from unisono.runtime.world.environment import WorldEnvironment, find_world

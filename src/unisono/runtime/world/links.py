@@ -115,9 +115,20 @@ def _with_memory(comm: Communicator, timeout_s: float) -> CostModel:
         np.add(y, x, out=y)
         took = copied - begun, time.perf_counter() - copied
         best = np.minimum(best, np.array(took) / COPIED)
-    every: Floats = comm.all_gather(best[None], timeout_s=timeout_s)
+    every = _gathered(comm, best, timeout_s)
     inside, added = (median(column) for column in every.T.tolist())
     return replace(MODEL, byte_inside=inside, added_byte=added)
+
+
+def _gathered(comm: Communicator, mine: Floats, timeout_s: float) -> Floats:
+    """What all ranks have, by rank; as the first of the small calls, by name.
+
+    To choose an algorithm takes longer than such a call, and its connections are opened
+    for the small calls anyway.
+    """
+    first = small_calls(comm.world_size)[0]
+    rows: Floats = comm.all_gather(mine[None], algorithm=first, timeout_s=timeout_s)
+    return rows
 
 
 class Bursts:
@@ -202,8 +213,7 @@ def _exchanged(
                 for _ in range(repeats)
             ]
             mine[:, src] = (min(times), median(times)) if taken else (0.0, 0.0)
-    rows: Floats = comm.all_gather(mine[None], timeout_s=timeout_s)
-    found = rows[leaders].tolist()
+    found = _gathered(comm, mine, timeout_s)[leaders].tolist()
     pairs = {
         (src, dst): row[src]
         for dst, (row, _) in enumerate(found)
