@@ -113,6 +113,40 @@ class Plan:
         places: int = 0,
     ) -> None: ...
 
+def lower(
+    n: int,
+    num_chunks: int,
+    num_slots: int,
+    before: Sequence[int] | None,
+    after: Sequence[int] | None,
+    steps: Sequence[
+        tuple[
+            NDArray[numpy.int64],
+            NDArray[numpy.int64],
+            NDArray[numpy.int64],
+            NDArray[numpy.bool_],
+            NDArray[numpy.int64],
+        ]
+    ],
+    hosts: Sequence[int],
+    input_shared: bool,
+    output_shared: bool,
+    rank: int,
+) -> tuple[Program, int, int, int, list[int]] | None: ...
+def program_tables(
+    program: Program,
+) -> tuple[
+    list[list[int]],
+    list[list[int]],
+    list[list[int]],
+    list[list[int]],
+    list[int],
+    list[int],
+    list[int],
+    list[list[int]],
+    list[int],
+]: ...
+
 class PeerTable:
     def __init__(self, n: int) -> None: ...
 

@@ -7,8 +7,7 @@ from variants import VARIANTS, as_cases
 
 from unisono import UnsupportedWorld, _native, schedule
 from unisono.algorithms import library
-from unisono.runtime.plan.plans import tables
-from unisono.runtime.plan.programs import rank_program
+from unisono.runtime.plan.programs import rank_program, tables
 from unisono.schedule import copy_step, reduce_step
 from unisono.schedule.collective import ALL_REDUCE, BARRIER
 from unisono.schedule.lower import lower
@@ -76,7 +75,11 @@ def test_random_schedules_give_the_same_programs():
     for seed in range(40):
         random = np.random.default_rng(seed)
         n, chunks = int(random.integers(2, 6)), int(random.integers(1, 4))
-        check(from_steps(ALL_REDUCE, n, random_steps(random, n, chunks), num_chunks=chunks))
+        check(
+            from_steps(
+                ALL_REDUCE, n, random_steps(random, n, chunks), num_chunks=chunks
+            )
+        )
 
 
 def random_steps(random, n, chunks):

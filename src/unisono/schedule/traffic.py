@@ -106,7 +106,9 @@ def traffic(schedule: Schedule, hosts: Sequence[int] | Ints) -> Traffic:
     steps = list(checked_steps(schedule))
     counted = [_counts(batch, host) for batch in _batches(steps)]
     columns = (
-        np.concatenate([np.empty((0, across), np.int64), *(part[i] for part in counted)])
+        np.concatenate(
+            [np.empty((0, across), np.int64), *(part[i] for part in counted)]
+        )
         for i, across in enumerate((width, width, n, n, n, n))
     )
     silent = schedule.collective is BARRIER
@@ -131,7 +133,7 @@ def _depth(steps: Sequence[Step], host: Ints) -> int:
 
 
 def _batches(steps: Sequence[Step]) -> Iterator[list[Step]]:
-    """The steps, several at a time: small ones together, since each pass has a price."""
+    """The steps, small ones together: each pass over some has its price."""
     batch: list[Step] = []
     held = 0
     for step in steps:
@@ -144,7 +146,9 @@ def _batches(steps: Sequence[Step]) -> Iterator[list[Step]]:
         yield batch
 
 
-def _counts(steps: Sequence[Step], host: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
+def _counts(
+    steps: Sequence[Step], host: Ints
+) -> tuple[Ints, Ints, Ints, Ints, Ints, Ints]:
     """The rows of some steps, in chunks."""
     flats = [step.flat() for step in steps]
     src, dst, mask = (np.concatenate([flat[i] for flat in flats]) for i in (0, 1, 3))

@@ -32,9 +32,9 @@ from unisono.runtime.plan.plans import (
     ONE_AT_A_TIME,
     ZERO_COPY_PIECE,
     CallKind,
+    coded_program,
     common_fields,
     lowered,
-    coded_program,
     verified,
 )
 from unisono.runtime.plan.predict import CostModel

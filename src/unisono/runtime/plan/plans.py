@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -29,14 +28,14 @@ from unisono.runtime.call.coding import Coding
 from unisono.runtime.call.notes import CallNames, in_short, remember, shape_text
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.plan import programs
-from unisono.runtime.plan.programs import RankProgram
+from unisono.runtime.plan.programs import RankProgram, tables
 from unisono.schedule import Schedule
 from unisono.schedule.coding import Scope
 from unisono.schedule.collective import BARRIER, COLLECTIVES, Contract, Holders, Ints
 from unisono.schedule.counts import sends_per_chunk
 from unisono.schedule.lower import lower
 from unisono.schedule.notices import joined_notices
-from unisono.schedule.program import Lowered, Program
+from unisono.schedule.program import Lowered
 
 CODES: dict[str, int] = {
     name: code for code, name in enumerate([*COLLECTIVES, "send", "recv"])
@@ -458,44 +457,3 @@ def held(contract: Contract, sizes: Ints, rank: int) -> tuple[int, int]:
         return int(sizes.sum() if holder is None else sizes[holder == rank].sum())
 
     return count(contract.collective.before), count(contract.collective.after)
-
-
-def tables(program: Program) -> _native.Program:
-    """The same program as flat tables for the native core."""
-    actions: list[tuple[int, ...]] = []
-    sources: list[tuple[int, ...]] = []
-    waits: list[tuple[int, ...]] = []
-    deliveries: list[int] = []
-    for number, a in enumerate(program.actions, 1):
-        starts = len(sources), len(waits)
-        sources += [(int(s.home), s.rank, s.index) for s in a.sources]
-        waits += [(w.rank, w.count) for w in a.waits]
-        window = -1 if a.window is None else a.window
-        output = -1 if a.output is None else a.output
-        ends = len(sources), len(waits)
-        delivered = len(deliveries), len(deliveries) + len(a.delivers)
-        deliveries += a.delivers
-        runs = starts[0], ends[0], starts[1], ends[1], *delivered
-        coded = -1 if a.code is None else a.code, int(a.back)
-        last = *runs, *coded, int(number in program.awaited)
-        actions.append((a.chunk, window, output, int(a.completes), *last))
-    return _native.Program(
-        actions=_table(actions, 13),
-        sources=_table(sources, 3),
-        waits=_table(waits, 2),
-        exits=_table([(w.rank, w.count) for w in program.exits], 2),
-        lead=list(program.lead),
-        readers=list(program.readers),
-        deliveries=deliveries,
-        messages=_table(
-            [
-                (m.to, m.chunk, int(m.source.home), m.source.index, m.after)
-                for m in program.messages
-            ],
-            5,
-        ),
-    )
-
-
-def _table(rows: Sequence[tuple[int, ...]], columns: int) -> np.ndarray:
-    return np.array(rows, dtype=np.int32).reshape(len(rows), columns)

@@ -14,6 +14,7 @@ import numpy as np
 
 from unisono import _native
 from unisono.schedule.collective import Holders
+from unisono.schedule.program import Program
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.versions import different_names
 
@@ -60,3 +61,44 @@ def _holders(schedule: Schedule, place: Holders) -> list[int] | None:
     """The rank that holds each chunk; None if all ranks do."""
     holder = schedule.contract.holder(place, np.arange(schedule.num_chunks))
     return None if holder is None else holder.tolist()
+
+
+def tables(program: Program) -> _native.Program:
+    """The same program as flat tables for the native core."""
+    actions: list[tuple[int, ...]] = []
+    sources: list[tuple[int, ...]] = []
+    waits: list[tuple[int, ...]] = []
+    deliveries: list[int] = []
+    for number, a in enumerate(program.actions, 1):
+        starts = len(sources), len(waits)
+        sources += [(int(s.home), s.rank, s.index) for s in a.sources]
+        waits += [(w.rank, w.count) for w in a.waits]
+        window = -1 if a.window is None else a.window
+        output = -1 if a.output is None else a.output
+        ends = len(sources), len(waits)
+        delivered = len(deliveries), len(deliveries) + len(a.delivers)
+        deliveries += a.delivers
+        runs = starts[0], ends[0], starts[1], ends[1], *delivered
+        coded = -1 if a.code is None else a.code, int(a.back)
+        last = *runs, *coded, int(number in program.awaited)
+        actions.append((a.chunk, window, output, int(a.completes), *last))
+    return _native.Program(
+        actions=_table(actions, 13),
+        sources=_table(sources, 3),
+        waits=_table(waits, 2),
+        exits=_table([(w.rank, w.count) for w in program.exits], 2),
+        lead=list(program.lead),
+        readers=list(program.readers),
+        deliveries=deliveries,
+        messages=_table(
+            [
+                (m.to, m.chunk, int(m.source.home), m.source.index, m.after)
+                for m in program.messages
+            ],
+            5,
+        ),
+    )
+
+
+def _table(rows: Sequence[tuple[int, ...]], columns: int) -> np.ndarray:
+    return np.array(rows, dtype=np.int32).reshape(len(rows), columns)
