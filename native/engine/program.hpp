@@ -1,8 +1,8 @@
 // The input of the executor: one rank's program, and a plan that makes it concrete.
 //
-// A program comes from src/unisono/schedule/lower.py, as flat tables. A plan adds the
-// offsets of chunks in the buffers, their sizes, how they are cut into pieces, and the
-// reduction kernel. Both are made in Python and immutable.
+// A program comes from native/lower, or with a codec from src/unisono/schedule/lower.py as
+// flat tables. A plan adds the offsets of chunks in the buffers, their sizes, how they are
+// cut into pieces, and the reduction kernel. It is made in Python; both are immutable.
 
 #pragma once
 
