@@ -64,6 +64,9 @@ _CHECK_FROM = 256 << 20
 _POLL_S = 0.05
 _LONGEST_END_S = 10.0
 _LONGEST_PAUSE_S = 2e-3  # between checks for what should come at once
+_PAUSE_SHARE = 1 / 16
+"""Of what was waited: then the next check is so much later, at most."""
+_LONGEST_LATE_S = 50e-3  # between checks for what is late, as among many ranks
 _NUMBERS = count(1)
 
 
@@ -364,7 +367,8 @@ class Session:
         cancelled: Callable[[], bool] = bool,
     ) -> None:
         """Wait until a segment of another rank has arrived here."""
-        deadline = time.monotonic() + timeout_s
+        begun = time.monotonic()
+        deadline = begun + timeout_s
         pause = 20e-6
         while not self.engine.has(owner, segment):
             if self.engine.dead(owner) and not self.engine.has(owner, segment):
@@ -392,7 +396,9 @@ class Session:
                     missing=[owner],
                 )
             time.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+            waited = time.monotonic() - begun
+            late = min(_PAUSE_SHARE * waited, _LONGEST_LATE_S)
+            pause = min(2 * pause, max(_LONGEST_PAUSE_S, late))
 
 
 def _refuse_too_much(nbytes: int) -> None:
