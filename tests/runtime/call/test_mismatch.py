@@ -394,7 +394,7 @@ def test_note_texts_fit_their_size(names):
 
 def test_programs_that_are_too_long_are_refused(monkeypatch):
     monkeypatch.setattr(plans, "MOST_ACTIONS", 3)
-    plans._lowered.cache_clear()
+    plans.rank_program.cache_clear()
 
     def run(comm):
         with pytest.raises(BadArgument, match=r"by ring: a rank .*, at most 3 are"):
