@@ -29,8 +29,8 @@ def probe_of(rates, hosts=None, start=40e-6, message=15e-6):
     }
     true = CostModel(start=start, message=message)
     seconds = [
-        predict.predicted("all_gather", name, 1, hosts, 0, true)
-        for name in small_calls(len(hosts))
+        predict.predicted(*call, 1, hosts, 0, true)
+        for call in small_calls(len(hosts))
     ]
     return fitted(hosts, pairs, seconds)
 
@@ -77,8 +77,7 @@ def test_one_small_call_that_took_too_long_counts_less_than_the_others():
     """Of two times it would be half of what is known."""
     true = CostModel(start=10e-6, message=40e-6)
     exact = [
-        predict.predicted("all_gather", name, 1, FOUR, 0, true)
-        for name in small_calls(4)
+        predict.predicted(*call, 1, FOUR, 0, true) for call in small_calls(4)
     ]
     for late in range(len(exact)):
         seconds = [1.5 * t if k == late else t for k, t in enumerate(exact)]
@@ -150,16 +149,51 @@ def probed_here(rank):
         return tell_models(comm)
 
 
+class Counting:
+    """What a probe does, in calls and bursts."""
+
+    def __init__(self, links):
+        self.calls, self.bursts = [], []
+        self._seconds, self._burst = links._seconds, links._burst
+        links._seconds, links._burst = self.seconds, self.burst
+
+    def seconds(self, ranks, *call):
+        self.calls.append(call)
+        return self._seconds(ranks, *call)
+
+    def burst(self, comm, dst, src, sent, taken, timeout_s):
+        self.bursts.append((dst, src, sent.size, taken.size))
+        return self._burst(comm, dst, src, sent, taken, timeout_s)
+
+
 def probed_without_time(rank):
-    """A probe that has no time for small calls; bursts differ, or are a second each."""
-    links.BUDGET_S = 0.0
-    exchanged = links._exchanged
+    """A probe that has no time for anything, on rank 1 alone; and what it does."""
     with rank.init(timeout_s=60) as comm:
-        links._exchanged = lambda *given: (exchanged(*given)[0], 100.0)
-        busy = asdict(links.probed(comm, 60.0))
-        took = {(0, 1): 1.0, (1, 0): 4.0}
-        links._exchanged = lambda *_: (took, 1.0)
-        return busy, asdict(links.probed(comm, 60.0))
+        links.BUDGET_S = 0.0 if comm.rank == 1 else 1e9
+        made = Counting(links)
+        model = asdict(links.probed(comm, 60.0))
+        return model, made.calls, made.bursts
+
+
+def probed_unequal(rank):
+    """A probe of three hosts, of which the second seems to send slowly, or none does."""
+    links.BUDGET_S = 1e9
+    links.LONGEST = 1 << 16
+    made = Counting(links)
+    burst = made.burst
+
+    def later(comm, dst, src, sent, taken, timeout_s):
+        burst(comm, dst, src, sent, taken, timeout_s)
+        return 1e-4 + taken.size * (1e-6 if src == slow else 1e-7)
+
+    links._burst = later
+    found = []
+    with rank.init(timeout_s=60) as comm:
+        for slow in (None, 1):
+            made.bursts.clear()
+            model = asdict(links.probed(comm, 60.0))
+            found.append((model, [(dst, src) for dst, src, *_ in made.bursts]))
+    return found
 
 
 def probed_when_busy(rank):
@@ -178,16 +212,31 @@ def values_of(ends):
 
 
 @pytest.mark.timeout(60)
-def test_links_are_taken_for_equal_if_there_is_no_time_for_small_calls(forks):
-    told = values_of(forks.run(2, probed_without_time, hosts=(1, 1)))
-    assert told[0] == told[1]
-    busy, slow = map(model_of, told[0])
-    assert {*busy.leaving, *busy.entering} == {busy.byte}
-    for model in (busy, slow):
-        assert (model.start, model.message) == (MODEL.start, MODEL.message)
-    # bursts that agree are not those of busy hosts: links have the rates that were seen
-    rates = 1.0 / links.SHORT, 4.0 / links.SHORT
-    assert (slow.leaving, slow.entering) == (rates, rates[::-1])
+def test_without_time_all_ranks_make_the_same_few_calls_and_bursts(forks):
+    """One rank alone has no time, and it has none for what others begin."""
+    told = values_of(forks.run(3, probed_without_time, hosts=(1, 1, 1)))
+    models = [model_of(model) for model, *_ in told]
+    assert models[0] == models[1] == models[2]
+    assert models[0].start != MODEL.start  # the call by which they agree
+    for place, (_, calls, bursts) in enumerate(told):
+        assert calls == [["all_reduce", "naive"]]
+        peers = [(place + 1) % 3, (place - 1) % 3]
+        sizes = [links.SHORT] * 2, [links.FIRST] * 2
+        assert bursts == [peers + size for size in sizes]
+
+
+@pytest.mark.timeout(60)
+def test_other_pairs_are_asked_only_where_rates_differ(forks):
+    told = values_of(forks.run(3, probed_unequal, hosts=(1, 1, 1)))
+    equal, unequal = zip(*told, strict=True)
+    for place in range(3):
+        after, before = (place + 1) % 3, (place - 1) % 3
+        peers = [{tuple(pair) for pair in found[place][1]} for found in (equal, unequal)]
+        assert peers == [{(after, before)}, {(after, before), (before, after)}]
+    model = model_of(unequal[0][0])
+    assert model.leaving == pytest.approx([1e-7, 1e-6, 1e-7])
+    assert model.entering == pytest.approx([1e-7] * 3)
+    assert len({model_of(found[0]) for found in unequal}) == 1
 
 
 @pytest.mark.timeout(60)
@@ -204,8 +253,7 @@ def test_latency_of_busy_hosts_decides_on_small_calls():
     pairs = {(a, b): MBIT / 200 for a in FOUR for b in FOUR if a != b}
     true = predict.all_alike(4, MBIT / 200, CostModel(start=180e-6, message=60e-6))
     seconds = [
-        predict.predicted("all_gather", name, 1, FOUR, 0, true)
-        for name in small_calls(4)
+        predict.predicted(*call, 1, FOUR, 0, true) for call in small_calls(4)
     ]
     ask = {"n": 4, "named": None, "reproducible": False, "hosts": FOUR}
     measured = fitted(FOUR, pairs, seconds, alike=100.0)
@@ -268,45 +316,62 @@ def test_the_variable_switches_it_off(monkeypatch):
     assert links.wanted()
 
 
-def bursts_of(byte, latency, each, idle=0.0):
+PAIR = 0, 1
+
+
+def bursts_of(byte, latency, each):
     """What is found of a link, in bursts that may take so long together."""
-
-    def took(nbytes):
-        return {(0, 1): latency + nbytes * byte}
-
-    found = links.Bursts(took(links.SHORT))
-    found.idle = idle
+    found = links.Bursts({PAIR: latency})
     for _ in range(links.LONGER):
-        sizes, _ = found.longer(each)
-        found.add(sizes, took(sizes[0, 1]) if sizes else {})
-    return found.rates[0, 1]
+        sizes, _ = found.longer(each, [PAIR])
+        found.add(sizes, {p: latency + size * byte for p, size in sizes.items()})
+    return found.rates[PAIR]
 
 
 @pytest.mark.parametrize("gbit", [0.1, 1, 10, 100, 400])
 def test_latency_is_not_taken_for_bytes(gbit):
     byte = 8e-9 / gbit
-    assert bursts_of(byte, 1e-5, 3e-3) == pytest.approx(byte, rel=0.3)
-    assert bursts_of(byte, 0.0, 3e-3) == pytest.approx(byte)
+    assert bursts_of(byte, 1e-5, 3e-3) == pytest.approx(byte, rel=0.01)
+    assert bursts_of(byte, 0.0, 3e-3) == pytest.approx(byte, rel=0.01)
 
 
 @pytest.mark.parametrize("gbit", [10, 40, 100])
 def test_long_latency_is_told_from_bytes_by_fewer_bursts(gbit):
     """Short bursts take a third of the time there is, nearly all of it latency."""
-    byte, latency = 8e-9 / gbit, 5e-4
-    found = links.Bursts({(0, 1): latency})
-    found.idle = latency
-    assert found.longer(1.5e-3)[1] == 1
-    assert found.longer(1.0)[1] == links.REPEATS
-    assert bursts_of(byte, latency, 1.5e-3, latency) == pytest.approx(byte, rel=0.01)
-    assert bursts_of(byte, latency, 1.5e-3) > 2 * byte
+    found = links.Bursts({PAIR: 5e-4})
+    assert found.longer(1.5e-3, [PAIR]) == ({PAIR: links.FIRST}, 1)
+    assert found.longer(1.0, [PAIR]) == ({PAIR: links.FIRST}, links.REPEATS)
+    assert bursts_of(8e-9 / gbit, 5e-4, 1.5e-3) == pytest.approx(8e-9 / gbit, rel=0.01)
 
 
 def test_bursts_that_tell_little_of_the_rate_are_not_taken_for_nothing():
-    found = links.Bursts({(0, 1): 2e-3})
-    found.add({(0, 1): 1 << 20}, {(0, 1): 1.9e-3})  # quicker than the short one
-    assert found.rates[0, 1] == pytest.approx(links.LEAST_BYTES * 1.9e-3 / (1 << 20))
-    found.add({(0, 1): 2 * links.SHORT}, {(0, 1): 3e-3})
-    assert found.rates[0, 1] == pytest.approx(3e-3 / (2 * links.SHORT))
+    found = links.Bursts({PAIR: 2e-4})
+    found.add({PAIR: 1 << 20}, {PAIR: 1.9e-4})  # quicker than the short one
+    assert found.rates[PAIR] == pytest.approx(links.LEAST_BYTES * 1.9e-4 / (1 << 20))
+    found.add({PAIR: 1 << 14}, {PAIR: 1.0})  # bytes may have taken none of that
+    assert found.rates[PAIR] == pytest.approx(1.0 / (1 << 14), rel=0.01)
+    found.add({PAIR: 1 << 14}, {PAIR: 1e-4})
+    assert found.rates[PAIR] == MODEL.byte
+
+
+def test_bursts_that_may_take_no_time_are_not_made_longer():
+    found = links.Bursts({PAIR: 1e-4})
+    found.add({PAIR: links.FIRST}, {PAIR: 2e-4})
+    assert found.longer(0.0, [PAIR]) == ({}, 1)
+    assert found.longer(-1.0, [PAIR]) == ({}, 1)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 9, 32, 33, 100])
+def test_small_calls_are_of_two_kinds_and_tell_both_costs(n):
+    hosts = tuple(range(n))
+    true = CostModel(start=70e-6, message=30e-6)
+    seconds = [predict.predicted(*call, 1, hosts, 0, true) for call in small_calls(n)]
+    for known in range(1 if n == 2 else 2, len(seconds) + 1):
+        found = predict.per_step(hosts, seconds[:known], MODEL)
+        if n == 2:
+            assert sum(found) == pytest.approx(100e-6)
+        else:
+            assert found == pytest.approx((70e-6, 30e-6), rel=0.05)
 
 
 def test_of_many_hosts_each_asks_few():

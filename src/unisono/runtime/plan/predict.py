@@ -178,14 +178,22 @@ def _seconds_across(counted: Traffic, model: CostModel) -> Floats:
     return found
 
 
-def small_calls(n: int) -> tuple[str, ...]:
-    """Algorithms of an all_gather of few bytes: in several steps, and in one.
+def small_calls(n: int) -> tuple[tuple[str, str], ...]:
+    """Calls of few bytes, as collective and algorithm: of few messages, and of more.
 
-    Two of each kind, where there are, since a time alone may be wrong by chance.
+    The first one is that by which ranks agree. Two of each kind, where there are, since
+    a time alone may be wrong by chance; the most different ones first. Among many
+    nobody sends to all.
     """
     if n <= 2:
-        return "ring", "direct"
-    return ("ring" if n <= 8 else "pat"), "direct", "circulant", "butterfly:radix=4"
+        return (("all_reduce", "naive"),)
+    if n <= 8:
+        names = "ring", "circulant", "butterfly:radix=4"
+        return ("all_reduce", "naive"), *(("all_gather", name) for name in names)
+    many = "direct" if n <= 32 else "butterfly:radix=8"
+    names = many, "circulant", "butterfly:radix=4"
+    first = "all_reduce", "recursive_doubling"
+    return first, *(("all_gather", name) for name in names)
 
 
 ALIKE = 1.3
@@ -249,11 +257,14 @@ def _alike(rates: Sequence[float], alike: float) -> tuple[float, ...]:
 def per_step(
     hosts: tuple[int, ...], seconds: Sequence[float], model: CostModel
 ) -> tuple[float, float]:
-    """What a step costs, and each message of it, from the times of `small_calls`."""
+    """What a step costs, and each message of it, from the times of `small_calls`.
+
+    Of the first of them, if there are fewer times.
+    """
     steps, messages = zip(
         *(
-            _counted_messages("all_gather", name, hosts)
-            for name in small_calls(len(hosts))
+            _counted_messages(*call, hosts)
+            for call in small_calls(len(hosts))[: len(seconds)]
         ),
         strict=True,
     )

@@ -102,7 +102,8 @@ def _agree_on_options(
     left = max(1.0, deadline - time.monotonic())
     traces = bool(os.environ.get(tracing.TRACE))
     votes = np.array([reaches, none, traces, links.wanted()], np.int32)
-    agreed = comm.all_reduce(votes, op="min", timeout_s=left)
+    how = links.agreeing(comm.world_size)
+    agreed = comm.all_reduce(votes, op="min", algorithm=how, timeout_s=left)
     return bool(agreed[0]), int(not agreed[1]), bool(agreed[2]), bool(agreed[3])
 
 

@@ -1,32 +1,34 @@
 """The links between hosts, probed when the ranks of several hosts meet.
 
 Without a tuned table the choice between algorithms depends on latency and rates, in
-which networks differ a thousandfold. So the first rank of each host asks that of every
-other for a burst of bytes, all at the same time, as in a collective. First the bursts
-are short; then, twice, as long as the rate that was found allows, without the latency
-that small calls tell. Where that is little more than the latency each is sent once and
-not thrice, but longer. The time from the question to the last byte has the latency in
-it, so the rate is what the longer burst took more than the short one. A time is at most
-too long, by whatever else runs there, so the least of some is taken. Where they differ
-much from each other, the hosts are busy, and rates that differ no more than that are
-taken for equal. Small calls of all ranks tell what a step costs, and a message: on busy
-hosts much more than usual, so a rate without them would choose many steps for small
-calls. Only where short bursts alone take all the time there are no small calls. If
-bursts agree, links are slow and have the rates that were found; if not, hosts are busy,
-and links are taken for equal, with the fastest rate that was seen. How fast a rank
-copies and adds, each tells of itself, and the middle one counts: where networks are as
-fast as memory, that decides. Every rank gets all numbers, and computes the same model
-from them.
+which networks differ a thousandfold. So the first rank of each host asks that of the
+next one for bursts of bytes, all at the same time, as in a collective: first hardly a
+byte, which takes as long as a question and its answer, then some, and then as many as
+the rate that was found allows. What a burst takes more than the short one is the time
+of its bytes. Where rates differ, each asks the others as well; where they do not,
+nothing more would be learned. A time is at most too long, by whatever else runs there,
+so the least of some is taken. The first of each size opens connections and windows, and
+says nothing about the others. Where those differ much from each other, the hosts are
+busy, and rates that differ no more than that are taken for equal.
+
+Small calls of all ranks tell what a step costs, and a message. How fast a rank copies
+and adds, each tells of itself, and the middle one counts: where networks are as fast as
+memory, that decides. Every rank gets all numbers, and computes the same model from
+them.
+
+Nothing is begun that is not expected to end within the budget. Whether it is, all ranks
+decide alike, for they ask each other: one small call, which has the most of all ranks'
+values. It is the first of the small calls, so latencies are known in any case. What is
+always made is that, a burst of hardly a byte and one of 16 KiB.
 
     UNISONO_PROBE=0     no probe: the constants of an ordinary network
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -38,23 +40,24 @@ from unisono.runtime.plan.predict import (
     ALIKE,
     MODEL,
     CostModel,
-    all_alike,
     fitted,
-    per_step,
     small_calls,
 )
 
 VARIABLE = "UNISONO_PROBE"
 BUDGET_S = 40e-3
-"""About how long all takes; where even short bursts take longer, there are no more."""
-SHORT = 16 << 10
+"""What is not expected to end within so long is not begun."""
+SHORT = 64
+FIRST = 16 << 10
 LONGEST = 4 << 20
-LONGER = 2
-"""How often bursts are made longer, by what was found before."""
+LONGER = 3
+"""How often bursts are made longer: to `FIRST`, then by what was found before."""
 MUCH_LONGER = 8
-"""Bursts so many times as long as short ones tell the rate apart from the latency."""
+"""So many times the time of an answer without bytes is worth more than one burst."""
 LEAST_BYTES = 0.2
-"""Of the time of such a burst, its bytes take at least so much."""
+"""Of the time of a burst, its bytes take at least so much, on links below 8 Gbit/s."""
+FIRST_PART = 0.5
+"""Of the time for bursts, what the first ones get; the rest is for other pairs."""
 REPEATS = 3
 EVERY_PAIR_UP_TO = 8
 """Up to so many hosts each asks each; of more, those 1, 2, 4, ... further."""
@@ -62,12 +65,18 @@ COPIED = 1 << 20
 """Bytes that each rank copies and adds, to tell how fast it is."""
 CALLS = 2
 ROUNDS = 12
-SMALL_S = 10e-3
-"""About how long small calls take in all; with slow ones there are fewer rounds."""
+EACH_S = 2e-3
+"""About how long the rounds of one small call take; of a slow one there are fewer."""
+PLAN_S = 4e-3
+"""How long a small call is expected to take at first: it is mostly its plan."""
+SMALL_S = 12e-3
+"""What bursts leave for small calls."""
 _TAG = -78  # of the messages of this module
 
 Floats = NDArray[np.float64]
-Pairs = dict[tuple[int, int], float]
+Bytes = NDArray[np.uint8]
+Pair = tuple[int, int]
+Pairs = dict[Pair, float]
 
 
 def wanted() -> bool:
@@ -75,161 +84,238 @@ def wanted() -> bool:
     return os.environ.get(VARIABLE, "1") != "0"
 
 
+def agreeing(world_size: int) -> str:
+    """The algorithm by which ranks agree: none is compared with others for that."""
+    return small_calls(world_size)[0][1]
+
+
 def probed(comm: Communicator, timeout_s: float) -> CostModel:
     """The model of the links between the hosts of all ranks; all ranks call it."""
-    begun = time.perf_counter()
-
-    def left() -> float:
-        took = np.array([time.perf_counter() - begun])
-        return BUDGET_S - float(comm.all_reduce(took, op="max", timeout_s=timeout_s)[0])
-
-    leaders = [comm.hosts.index(host) for host in range(max(comm.hosts) + 1)]
-    num = len(leaders)
-    model = _with_memory(comm, timeout_s)
-    short, spread = _exchanged(comm, leaders, None, timeout_s)
-    bursts = Bursts(short)
-    if left() < SMALL_S:
-        if spread > ALIKE:
-            return all_alike(num, min(bursts.rates.values()), model)
-        return fitted(comm.hosts, bursts.rates, (), model)
-    seconds = _small_calls(comm, timeout_s)
-    bursts.idle = 2 * math.fsum(per_step(comm.hosts, seconds, model))
-    for more in range(LONGER, 0, -1):
-        sizes, repeats = bursts.longer(left() / (more * len(_shifts(num))))
-        if sizes:
-            took, found = _exchanged(comm, leaders, sizes, timeout_s, repeats)
-            bursts.add(sizes, took)
-            spread = found if repeats > 1 else spread
-    alike = max(ALIKE, spread)
-    return fitted(comm.hosts, bursts.rates, seconds, model, alike)
+    ranks = Ranks(comm, timeout_s)
+    model = _with_memory(ranks)
+    rates, spread = _bursts(ranks)
+    seconds = _small_calls(ranks)
+    return fitted(comm.hosts, rates, seconds, model, max(ALIKE, spread))
 
 
-def _with_memory(comm: Communicator, timeout_s: float) -> CostModel:
+class Ranks:
+    """All ranks of a probe, and the time that it has taken.
+
+    They agree by one small call: whatever one of them alone has seen, all decide by the
+    same numbers. `slow` is how many times as long this rank's work takes because others
+    have its core.
+    """
+
+    def __init__(self, comm: Communicator, timeout_s: float) -> None:
+        """The time begins when all are here."""
+        self.comm, self.timeout_s = comm, timeout_s
+        self._algorithm = agreeing(comm.world_size)
+        self.most(np.zeros(1))
+        self.begun = time.perf_counter()
+        self.slow = 1.0
+
+    def most(self, values: Floats) -> Floats:
+        """Of each value the largest that a rank has."""
+        found: Floats = self.comm.all_reduce(
+            values, op="max", algorithm=self._algorithm, timeout_s=self.timeout_s
+        )
+        return found
+
+    def left(self, seconds: float = 0.0) -> float:
+        """What is left of the budget after what takes so long, for who has least.
+
+        And no rank is late now.
+        """
+        over = time.perf_counter() - self.begun + seconds - BUDGET_S
+        return -float(self.most(np.array([over]))[0])
+
+    def can(self, seconds: float) -> bool:
+        """Whether there is time for what takes so long as the slowest rank expects."""
+        return self.left(seconds) >= 0
+
+
+def _with_memory(ranks: Ranks) -> CostModel:
     """The usual model, with the times in which the middle rank copies and adds."""
+    comm = ranks.comm
     x, y = np.ones((2, COPIED // 4), np.float32)
     best = np.full(2, np.inf)
+    since = time.perf_counter(), time.thread_time()
     for _ in range(REPEATS):
         begun = time.perf_counter()
         np.copyto(y, x)
         copied = time.perf_counter()
         np.add(y, x, out=y)
-        took = copied - begun, time.perf_counter() - copied
-        best = np.minimum(best, np.array(took) / COPIED)
-    every = _gathered(comm, best, timeout_s)
-    inside, added = (median(column) for column in every.T.tolist())
-    return replace(MODEL, byte_inside=inside, added_byte=added)
-
-
-def _gathered(comm: Communicator, mine: Floats, timeout_s: float) -> Floats:
-    """What all ranks have, by rank; as the first of the small calls, by name.
-
-    To choose an algorithm takes longer than such a call, and its connections are opened
-    for the small calls anyway.
-    """
-    first = small_calls(comm.world_size)[0]
-    rows: Floats = comm.all_gather(mine[None], algorithm=first, timeout_s=timeout_s)
-    return rows
+        times = copied - begun, time.perf_counter() - copied
+        best = np.minimum(best, np.array(times) / COPIED)
+    took, worked = time.perf_counter() - since[0], time.thread_time() - since[1]
+    ranks.slow = max(1.0, took / max(worked, 1e-6))
+    mine = np.zeros((comm.world_size, 2))
+    mine[comm.rank] = best
+    inside, added = ranks.most(mine.ravel()).reshape(mine.shape).T.tolist()
+    return replace(MODEL, byte_inside=median(inside), added_byte=median(added))
 
 
 class Bursts:
     """Bursts from host to host: seconds per byte, and how long the next may be.
 
-    `idle` are the seconds of a question and its answer, as small calls have them.
+    Short ones have hardly a byte, so what longer ones take more is for their bytes.
     """
 
     def __init__(self, short: Pairs) -> None:
         """Begin with the seconds of short bursts."""
-        self.short = short
-        self.sizes = dict.fromkeys(short, SHORT)
-        self.took = dict(short)
-        self.rates = {pair: took / SHORT for pair, took in short.items()}
-        self.idle = 0.0
+        self.short: Pairs = {}
+        self.sizes: dict[Pair, int] = {}
+        self.rates: Pairs = {}
+        self.begin(short)
 
-    def longer(self, each: float) -> tuple[dict[tuple[int, int], int], int]:
-        """Bytes that take `each` seconds in all, and how often they are sent in them.
+    def begin(self, short: Pairs) -> None:
+        """Take in short bursts of further pairs."""
+        self.short |= short
+        self.sizes |= dict.fromkeys(short, SHORT)
+
+    def longer(
+        self, each: float, pairs: Iterable[Pair]
+    ) -> tuple[dict[Pair, int], int]:
+        """Bytes of these pairs that take `each` seconds, and how often they are sent.
 
         That is once, if it would be little more than latency otherwise. There are none
         of pairs where they are not twice as many as before.
         """
-        repeats = REPEATS if each >= REPEATS * MUCH_LONGER * self.idle else 1
-        left = each / repeats - self.idle
+        idle = max(self.short.values())
+        repeats = REPEATS if each >= REPEATS * MUCH_LONGER * idle else 1
+        left = each / repeats - idle
         found = {
-            pair: min(LONGEST, int(left / self._byte(pair))) for pair in self.rates
+            pair: min(LONGEST, int(left / self.rates[pair]))
+            if pair in self.rates
+            else FIRST
+            for pair in pairs
         }
         sizes = {p: size for p, size in found.items() if size > 2 * self.sizes[p]}
         return sizes, repeats
 
-    def _byte(self, pair: tuple[int, int]) -> float:
-        """The seconds of a byte, without latency, as the last burst had them."""
-        took = self.took[pair]
-        return max(took - self.idle, LEAST_BYTES * took) / self.sizes[pair]
+    def add(self, sizes: Mapping[Pair, int], took: Pairs) -> None:
+        """Take in longer bursts.
 
-    def add(self, sizes: Mapping[tuple[int, int], int], took: Pairs) -> None:
-        """Take in longer bursts; what they took more than short ones are their bytes.
-
-        Of bursts that are not much longer that is mostly chance: then bytes took it
-        all. They took at least a part of it.
+        What they take more than short ones may be mostly chance. So their bytes take at
+        least a part of their time, unless the link would be slow then.
         """
-        self.sizes |= sizes
-        self.took |= took
         for pair, seconds in took.items():
             size, more = sizes[pair], seconds - self.short[pair]
-            if size < MUCH_LONGER * SHORT:
-                self.rates[pair] = seconds / size
-            else:
-                least = LEAST_BYTES * seconds / size
-                self.rates[pair] = max(more / (size - SHORT), least)
+            least = min(LEAST_BYTES * seconds / size, MODEL.byte)
+            self.rates[pair] = max(more / (size - SHORT), least)
+            self.sizes[pair] = size
+
+    def differ(self) -> bool:
+        """Whether some links seem to be faster than others."""
+        rates = self.rates.values()
+        return max(rates, default=0.0) > ALIKE * min(rates, default=0.0)
 
 
 def _shifts(num_hosts: int) -> list[int]:
+    """How many hosts further a host asks, the next one first."""
     if num_hosts <= EVERY_PAIR_UP_TO:
         return list(range(1, num_hosts))
     return [1 << k for k in range(num_hosts.bit_length()) if 1 << k < num_hosts]
 
 
+def _bursts(ranks: Ranks) -> tuple[Pairs, float]:
+    """Seconds per byte of pairs, and how much bursts of a pair differ from each other."""
+    hosts = ranks.comm.hosts
+    leaders = [hosts.index(host) for host in range(max(hosts) + 1)]
+    first, *others = _shifts(len(leaders))
+    bursts, kept = Bursts({}), SMALL_S
+    if others:
+        kept += (1 - FIRST_PART) * (ranks.left() - SMALL_S)
+    spread = _grown(ranks, bursts, leaders, [first], kept)
+    if others and bursts.differ():
+        spread = max(spread, _grown(ranks, bursts, leaders, others, SMALL_S))
+    return bursts.rates, spread
+
+
+def _grown(
+    ranks: Ranks,
+    bursts: Bursts,
+    leaders: Sequence[int],
+    shifts: Sequence[int],
+    kept: float,
+) -> float:
+    """Take in ever longer bursts, and keep some time; how much the last ones differ."""
+    took, spread = _exchanged(ranks, leaders, shifts, None)
+    bursts.begin(took)
+    for more in range(LONGER, 0, -1):
+        left = ranks.left() - kept
+        sizes, repeats = bursts.longer(left / (more * len(shifts)), took)
+        if sizes and (left > 0 or more == LONGER):
+            found, seen = _exchanged(ranks, leaders, shifts, sizes, repeats)
+            bursts.add(sizes, found)
+            spread = seen or spread
+    return spread
+
+
 def _exchanged(
-    comm: Communicator,
-    leaders: list[int],
-    sizes: Mapping[tuple[int, int], int] | None,
-    timeout_s: float,
+    ranks: Ranks,
+    leaders: Sequence[int],
+    shifts: Sequence[int],
+    sizes: Mapping[Pair, int] | None,
     repeats: int = REPEATS,
 ) -> tuple[Pairs, float]:
     """Seconds from host to host, for bursts of these sizes, or short ones.
 
-    And how many times as long as the least one the middle one of a pair takes, of the
-    middle pair.
+    And how many times as long as the quickest one of a pair the last ones took, of the
+    middle pair; 0 if there was one alone. The first one is made even without time.
     """
-    num = len(leaders)
-    mine = np.zeros((2, num))
-    if comm.rank in leaders:
-        here = leaders.index(comm.rank)
-        for shift in _shifts(num):
-            to, src = (here + shift) % num, (here - shift) % num
-            ends = (here, to), (src, here)
-            sent, taken = (SHORT if sizes is None else sizes.get(p, 0) for p in ends)
-            buffers = np.zeros(sent, np.uint8), np.empty(taken, np.uint8)
-            times = [
-                _burst(comm, leaders[to], leaders[src], *buffers, timeout_s)
-                for _ in range(repeats)
-            ]
-            mine[:, src] = (min(times), median(times)) if taken else (0.0, 0.0)
-    found = _gathered(comm, mine, timeout_s)[leaders].tolist()
-    pairs = {
-        (src, dst): row[src]
-        for dst, (row, _) in enumerate(found)
-        for src in range(num)
-        if row[src] > 0
-    }
-    spread = median(found[dst][1][src] / least for (src, dst), least in pairs.items())
-    return pairs, spread
+    comm, num = ranks.comm, len(leaders)
+    mine = np.zeros((2, num, len(shifts)))
+    made = 0
+    for column, shift in enumerate(shifts):
+        times: list[float] = []
+        burst = _burst_of(ranks, leaders, shift, sizes)
+        for _ in range(repeats):
+            if not ranks.can(max(times, default=0.0)) and made:
+                break
+            made += 1
+            times.append(burst())
+        if max(times, default=0.0) > 0:
+            here = leaders.index(comm.rank)
+            mine[:, here, column] = min(times), median(times[1:] or [0.0])
+    best, usual = ranks.most(mine.ravel()).reshape(mine.shape).tolist()
+    rows = [
+        ((dst - shift) % num, dst, best[dst][column], usual[dst][column])
+        for dst in range(num)
+        for column, shift in enumerate(shifts)
+        if best[dst][column] > 0
+    ]
+    spread = median([late / took for *_, took, late in rows] or [0.0])
+    return {(src, dst): took for src, dst, took, _ in rows}, spread
+
+
+def _burst_of(
+    ranks: Ranks,
+    leaders: Sequence[int],
+    shift: int,
+    sizes: Mapping[Pair, int] | None,
+) -> Callable[[], float]:
+    """What bursts once; the seconds taken, 0 for who asks nobody."""
+    comm, num = ranks.comm, len(leaders)
+    if comm.rank not in leaders:
+        return float
+    here = leaders.index(comm.rank)
+    dst, src = (here + shift) % num, (here - shift) % num
+    sent, taken = (
+        np.zeros(SHORT if sizes is None else sizes.get(pair, 0), np.uint8)
+        for pair in ((here, dst), (src, here))
+    )
+    sent += 1  # or its pages would be made when it is sent
+    given = comm, leaders[dst], leaders[src], sent, taken, ranks.timeout_s
+    return lambda: _burst(*given)
 
 
 def _burst(
     comm: Communicator,
     dst: int,
     src: int,
-    sent: NDArray[np.uint8],
-    taken: NDArray[np.uint8],
+    sent: Bytes,
+    taken: Bytes,
     timeout_s: float,
 ) -> float:
     """Ask `src` for bytes, and send some to `dst` when it asks; the seconds taken."""
@@ -255,23 +341,44 @@ def _burst(
     return took
 
 
-def _small_calls(comm: Communicator, timeout_s: float) -> list[float]:
-    """The seconds of all_gathers of 8 bytes, each rank's least, the most of all."""
-    x, out = np.zeros(1), np.zeros(comm.world_size)
-    names = small_calls(comm.world_size)
-    best = np.full(len(names), np.inf)
+def _small_calls(ranks: Ranks) -> list[float]:
+    """The seconds of the first of `small_calls`, and of others if there is time."""
+    found: list[float] = []
+    expected = PLAN_S * ranks.slow
+    for collective, algorithm in small_calls(ranks.comm.world_size):
+        if found and not ranks.can(expected):
+            break
+        begun = time.perf_counter()
+        found.append(_seconds(ranks, collective, algorithm))
+        expected = max(expected, time.perf_counter() - begun)
+    return found
 
-    def race(rounds: int) -> None:
-        for _ in range(rounds):
-            for k, name in enumerate(names):
-                begun = time.perf_counter()
-                for _ in range(CALLS):
-                    comm.all_gather(x, out=out, algorithm=name, timeout_s=timeout_s)
-                best[k] = min(best[k], (time.perf_counter() - begun) / CALLS)
 
-    race(1)  # opens connections, too
-    best[:] = np.inf
-    race(1)
-    first = float(comm.all_reduce(best.copy(), op="max", timeout_s=timeout_s).sum())
-    race(max(1, min(ROUNDS, int(SMALL_S / (CALLS * first)))))
-    return [float(t) for t in comm.all_reduce(best, op="max", timeout_s=timeout_s)]
+def _seconds(ranks: Ranks, collective: str, algorithm: str) -> float:
+    """The seconds of a call of 8 bytes: each rank's least, the most of all."""
+    turn = _turn(ranks, collective, algorithm)
+    turn()  # makes its plan, and opens connections
+    first = float(ranks.most(np.array([turn()]))[0])
+    rounds = max(1, min(ROUNDS, int(EACH_S / (CALLS * first))))
+    return float(ranks.most(np.array([min(turn() for _ in range(rounds))]))[0])
+
+
+def _turn(ranks: Ranks, collective: str, algorithm: str) -> Callable[[], float]:
+    """What makes a few calls, and returns the seconds of one."""
+    comm, x = ranks.comm, np.zeros(1)
+    out = np.zeros(comm.world_size)
+
+    def call() -> None:
+        if collective == "all_reduce":
+            ranks.most(x)
+        else:
+            how = {"algorithm": algorithm, "timeout_s": ranks.timeout_s}
+            comm.all_gather(x, out=out, **how)
+
+    def turn() -> float:
+        begun = time.perf_counter()
+        for _ in range(CALLS):
+            call()
+        return (time.perf_counter() - begun) / CALLS
+
+    return turn
