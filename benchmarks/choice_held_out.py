@@ -39,7 +39,6 @@ from unisono.runtime.plan.predict import (
     MODEL,
     CostModel,
     fitted,
-    per_step,
     small_calls,
 )
 from unisono.runtime.plan.select import choose
@@ -196,23 +195,39 @@ def probed(given: Network, chance: Random) -> CostModel:
 
     added = late() / given.reduce
     model = replace(MODEL, byte_inside=late() / given.memory, added_byte=added)
-    found = links.Bursts({pair: burst(pair, links.SHORT) for pair in pairs})
-    turns = links.REPEATS * (num - 1)
-    left = links.BUDGET_S - turns * max(found.short.values())
-    if left < links.SMALL_S:  # bursts agree: nothing else runs here
-        return fitted(hosts, found.rates, (), model)
-    n = len(hosts)
+    found, left = links.Bursts({}), links.BUDGET_S - links.SMALL_S
+    further = [(b - a) % num for a, b in pairs]
+    for wanted in (1,), tuple(range(2, num)):
+        some = [pair for pair, k in zip(pairs, further, strict=True) if k in wanted]
+        part = links.FIRST_PART if wanted == (1,) and num > 2 else 1.0
+        kept = left * (1 - part)
+        if some and (wanted == (1,) or found.differ()):
+            left -= grown(found, some, len(wanted), left - kept, burst)
     seconds = [
-        late() * given.seconds("all_gather", 8 * n, name) for name in small_calls(n)
+        late() * given.seconds(collective, 8 * len(hosts), name)
+        for collective, name in small_calls(len(hosts))
     ]
-    left -= links.SMALL_S
-    found.idle = 2 * sum(per_step(hosts, seconds, model))
-    for more in range(links.LONGER, 0, -1):
-        sizes, repeats = found.longer(left / (more * (num - 1)))
-        took = {pair: burst(pair, nbytes) for pair, nbytes in sizes.items()}
-        found.add(sizes, took)
-        left -= repeats * (num - 1) * max(took.values(), default=0.0)
     return fitted(hosts, found.rates, seconds, model)
+
+
+def grown(
+    found: links.Bursts,
+    pairs: list[tuple[int, int]],
+    shifts: int,
+    left: float,
+    burst: Callable[[tuple[int, int], int], float],
+) -> float:
+    """Bursts of these pairs as a probe makes them; the seconds taken."""
+    short = {pair: burst(pair, links.SHORT) for pair in pairs}
+    found.begin(short)
+    took = links.REPEATS * shifts * max(short.values())
+    for more in range(links.LONGER, 0, -1):
+        sizes, repeats = found.longer((left - took) / (more * shifts), pairs)
+        if sizes and (took < left or more == links.LONGER):
+            times = {pair: burst(pair, nbytes) for pair, nbytes in sizes.items()}
+            found.add(sizes, times)
+            took += repeats * shifts * max(times.values())
+    return took
 
 
 @dataclass(frozen=True)

@@ -81,8 +81,8 @@ def models(where: Topology, rates: list[str], chance: Random) -> dict[str, CostM
         if a != b
     }
     seconds = [
-        late() * simulate(name, where, 8 * n, "events", collective="all_gather").time
-        for name in small_calls(n)
+        late() * simulate(name, where, 8 * n, "events", collective=collective).time
+        for collective, name in small_calls(n)
     ]
     fastest = min(pairs.values())
     return {

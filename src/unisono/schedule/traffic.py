@@ -49,6 +49,9 @@ class Traffic:
     `depth` is the longest chain of transfers between hosts of which each waits for the
     one before. In a pipeline it is the way of one chunk, and not of all.
 
+    `fan` is with how many ranks of other hosts a rank exchanges messages in all steps
+    together, the larger of sends and receives, of the rank with most.
+
     Whole numbers are the same on every machine, to the last bit; so ranks may decide by
     them, each for itself.
     """
@@ -61,6 +64,7 @@ class Traffic:
     peers: Ints
     mutual: Ints
     depth: int = field(kw_only=True)
+    fan: int = field(kw_only=True)
 
     @property
     def leaving(self) -> Floats:
@@ -82,6 +86,7 @@ class Traffic:
             self.unit * segments,
             *(_windows(getattr(self, field), segments) for field in ROWS),
             depth=self.depth,
+            fan=self.fan,
         )
 
 
@@ -113,7 +118,17 @@ def traffic(schedule: Schedule, hosts: Sequence[int] | Ints) -> Traffic:
     )
     silent = schedule.collective is BARRIER
     unit = math.inf if silent else schedule.contract.chunks_per_rank
-    return Traffic(unit, *columns, depth=_depth(steps, host))
+    return Traffic(unit, *columns, depth=_depth(steps, host), fan=_fan(steps, host))
+
+
+def _fan(steps: Sequence[Step], host: Ints) -> int:
+    """The most ranks of other hosts to whom a rank sends, or from whom it receives."""
+    n, pairs = host.size, np.zeros(0, dtype=np.int64)
+    for src, dst, *_ in (step.flat() for step in steps):
+        away = host[src] != host[dst]
+        pairs = np.union1d(pairs, src[away] * n + dst[away])
+    src, dst = np.divmod(pairs, n)
+    return int(np.maximum(*num_peers(src, dst, n)).max(initial=0))
 
 
 def _depth(steps: Sequence[Step], host: Ints) -> int:

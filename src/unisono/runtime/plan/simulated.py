@@ -5,8 +5,9 @@ up as if nothing were sent meanwhile, and cannot tell in which order messages wa
 each other. Here the same constants are given to the event simulator of the native core:
 a message waits for its data and for those before it to the same rank, and shares links
 with others. The links are those of each host, in both directions, and the memory of
-each rank. Where ranks send to each other in the same step the model makes bytes slower,
-as was measured between hosts; so links of such schedules are slower here.
+each rank. Where ranks send to each other in the same step, or to several, the model
+makes bytes slower, as was measured between hosts; so links of such schedules are slower
+here.
 
 In the simulator a message costs its sender time; between hosts it costs its receiver as
 much. So a schedule is simulated backwards as well, where receivers send, and the longer
@@ -82,13 +83,13 @@ def _slower(
     hosts: tuple[int, ...],
     model: CostModel,
 ) -> float:
-    """How much slower links are, since ranks send to each other at the same time."""
+    """How much slower links are, since ranks send to each other, or to several."""
     alone, all_ = (
         step_costs(
             *(collective, algorithm, segments, hosts),
-            replace(model, added_byte=0.0, mutual=mutual),
+            replace(model, added_byte=0.0, mutual=mutual, shared=shared),
         )
-        for mutual in (0.0, model.mutual)
+        for mutual, shared in ((0.0, 0.0), (model.mutual, model.shared))
     )
     least = math.fsum(cost.across_byte for cost in alone)
     return math.fsum(cost.across_byte for cost in all_) / least if least else 1.0

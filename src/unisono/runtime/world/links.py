@@ -26,10 +26,12 @@ always made is that, a burst of hardly a byte and one of 16 KiB.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -39,6 +41,7 @@ from unisono.runtime.communicator import Communicator
 from unisono.runtime.plan.predict import (
     ALIKE,
     MODEL,
+    SHARED_BY_BBR,
     CostModel,
     fitted,
     small_calls,
@@ -50,12 +53,12 @@ BUDGET_S = 40e-3
 SHORT = 64
 FIRST = 16 << 10
 LONGEST = 4 << 20
-LONGER = 3
+LONGER = 4
 """How often bursts are made longer: to `FIRST`, then by what was found before."""
 MUCH_LONGER = 8
 """So many times the time of an answer without bytes is worth more than one burst."""
 LEAST_BYTES = 0.2
-"""Of the time of a burst, its bytes take at least so much, on links below 8 Gbit/s."""
+"""Of the time of a burst, its bytes take at least so much, unless it is a long time."""
 FIRST_PART = 0.5
 """Of the time for bursts, what the first ones get; the rest is for other pairs."""
 REPEATS = 3
@@ -71,6 +74,7 @@ PLAN_S = 4e-3
 """How long a small call is expected to take at first: it is mostly its plan."""
 SMALL_S = 12e-3
 """What bursts leave for small calls."""
+_CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _TAG = -78  # of the messages of this module
 
 Floats = NDArray[np.float64]
@@ -135,7 +139,10 @@ class Ranks:
 
 
 def _with_memory(ranks: Ranks) -> CostModel:
-    """The usual model, with the times in which the middle rank copies and adds."""
+    """The usual model, with the times in which the middle rank copies and adds.
+
+    And with what streams lose that share a link, if the TCP of a host uses BBR.
+    """
     comm = ranks.comm
     x, y = np.ones((2, COPIED // 4), np.float32)
     best = np.full(2, np.inf)
@@ -149,22 +156,38 @@ def _with_memory(ranks: Ranks) -> CostModel:
         best = np.minimum(best, np.array(times) / COPIED)
     took, worked = time.perf_counter() - since[0], time.thread_time() - since[1]
     ranks.slow = max(1.0, took / max(worked, 1e-6))
-    mine = np.zeros((comm.world_size, 2))
-    mine[comm.rank] = best
-    inside, added = ranks.most(mine.ravel()).reshape(mine.shape).T.tolist()
-    return replace(MODEL, byte_inside=median(inside), added_byte=median(added))
+    mine = np.zeros((comm.world_size, 3))
+    mine[comm.rank] = *best, congestion_control().startswith("bbr")
+    inside, added, bbr = ranks.most(mine.ravel()).reshape(mine.shape).T.tolist()
+    return replace(
+        MODEL,
+        byte_inside=median(inside),
+        added_byte=median(added),
+        shared=SHARED_BY_BBR if any(bbr) else 0.0,
+    )
+
+
+def congestion_control() -> str:
+    """What TCP uses on this host, as far as the system says."""
+    try:
+        return _CONGESTION.read_text().strip()
+    except OSError:
+        return ""
 
 
 class Bursts:
     """Bursts from host to host: seconds per byte, and how long the next may be.
 
-    Short ones have hardly a byte, so what longer ones take more is for their bytes.
+    Short ones have hardly a byte, so what longer ones take more is for their bytes. The
+    next are as long as their time allows if bytes take as much, or a part of the last
+    one's time at least: that is the pace.
     """
 
     def __init__(self, short: Pairs) -> None:
         """Begin with the seconds of short bursts."""
         self.short: Pairs = {}
         self.sizes: dict[Pair, int] = {}
+        self.paces: Pairs = {}
         self.rates: Pairs = {}
         self.begin(short)
 
@@ -173,9 +196,7 @@ class Bursts:
         self.short |= short
         self.sizes |= dict.fromkeys(short, SHORT)
 
-    def longer(
-        self, each: float, pairs: Iterable[Pair]
-    ) -> tuple[dict[Pair, int], int]:
+    def longer(self, each: float, pairs: Iterable[Pair]) -> tuple[dict[Pair, int], int]:
         """Bytes of these pairs that take `each` seconds, and how often they are sent.
 
         That is once, if it would be little more than latency otherwise. There are none
@@ -185,8 +206,8 @@ class Bursts:
         repeats = REPEATS if each >= REPEATS * MUCH_LONGER * idle else 1
         left = each / repeats - idle
         found = {
-            pair: min(LONGEST, int(left / self.rates[pair]))
-            if pair in self.rates
+            pair: min(LONGEST, int(left / self.paces[pair]))
+            if pair in self.paces
             else FIRST
             for pair in pairs
         }
@@ -197,13 +218,15 @@ class Bursts:
         """Take in longer bursts.
 
         What they take more than short ones may be mostly chance. So their bytes take at
-        least a part of their time, unless the link would be slow then.
+        least a part of their time. On busy hosts that may be far too much: then it is
+        what is half way (in powers) to the rate of an ordinary network.
         """
         for pair, seconds in took.items():
             size, more = sizes[pair], seconds - self.short[pair]
-            least = min(LEAST_BYTES * seconds / size, MODEL.byte)
-            self.rates[pair] = max(more / (size - SHORT), least)
-            self.sizes[pair] = size
+            least = LEAST_BYTES * seconds
+            usual = size * math.sqrt(seconds / size * MODEL.byte)
+            self.rates[pair] = max(more, min(least, usual)) / (size - SHORT)
+            self.sizes[pair], self.paces[pair] = size, max(more, least) / size
 
     def differ(self) -> bool:
         """Whether some links seem to be faster than others."""
@@ -219,7 +242,7 @@ def _shifts(num_hosts: int) -> list[int]:
 
 
 def _bursts(ranks: Ranks) -> tuple[Pairs, float]:
-    """Seconds per byte of pairs, and how much bursts of a pair differ from each other."""
+    """Seconds per byte of pairs, and how much bursts of one differ from each other."""
     hosts = ranks.comm.hosts
     leaders = [hosts.index(host) for host in range(max(hosts) + 1)]
     first, *others = _shifts(len(leaders))
