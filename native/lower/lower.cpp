@@ -71,14 +71,15 @@ private:
                      [](const auto &a, const auto &b) { return a.first < b.first; });
   }
 
-  // The messages, in the order of those that read them, numbered for each receiver.
+  // The messages, in the order of those that read them, numbered for each receiver. Those
+  // of one step go to different ranks at the same time: each sender begins with the next one.
   void send() {
     messages_.clear();
     for (const Index v : storage_.mine[static_cast<std::size_t>(rank_)])
       if (at(v).remote_readers > 0)
         for (const Index w : versions_.readers(v))
           if (versions_.reads_from_afar(at(v), at(w)))
-            messages_.emplace_back(comes(w), v, w);
+            messages_.emplace_back(comes(w, hop_to(at(w).rank)), v, w);
     std::stable_sort(messages_.begin(), messages_.end(), [](const auto &a, const auto &b) {
       return std::get<0>(a) < std::get<0>(b);
     });
@@ -96,9 +97,15 @@ private:
 
   using Order = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>;
 
-  Order comes(Index w) const {
+  Order comes(Index w, std::int32_t hop) const {
     const std::int32_t far = nearest(versions_, at(w).rank, versions_.sources(at(w)));
-    return {at(w).step, far, at(w).slot, at(w).rank};
+    return {at(w).step, far, hop, at(w).slot};
+  }
+
+  // How much further that rank is than this one, counting up and around.
+  std::int32_t hop_to(std::int32_t to) const {
+    const auto n = static_cast<std::int32_t>(versions_.input().n);
+    return (to - rank_ + n) % n;
   }
 
   Program::Message message(Index index, Index reader) const {

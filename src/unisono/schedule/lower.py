@@ -275,9 +275,13 @@ def _nearest(v: Version, peers: Iterable[Version], n: int) -> int:
 
 
 def _messages(mine: Iterable[Version], n: int) -> list[tuple[Version, Version]]:
-    """What a rank sends, and to which reader: in the order of the readers."""
+    """What a rank sends, and to which reader: in the order of the readers.
+
+    Those of one step begin with the next rank, or all would send to rank 0 first: what is
+    in a socket leaves before what comes later.
+    """
     sent = [(v, w) for v in mine for w in v.remote_readers]
-    sent.sort(key=lambda pair: _comes(pair[1], n))
+    sent.sort(key=lambda pair: _comes(pair[1], (pair[1].rank - pair[0].rank) % n, n))
     count: Counter[int] = Counter()
     for v, w in sent:
         v.messages[w.rank] = count[w.rank]
@@ -285,9 +289,12 @@ def _messages(mine: Iterable[Version], n: int) -> list[tuple[Version, Version]]:
     return sent
 
 
-def _comes(reader: Version, n: int) -> tuple[int, int, int, int]:
-    """The order of the readers of messages; that of `_numbered`, for one rank."""
-    return reader.step, _nearest(reader, reader.sources, n), reader.slot, reader.rank
+def _comes(reader: Version, hop: int, n: int) -> tuple[int, int, int, int]:
+    """The order of the readers of messages; that of `_numbered`, for one rank.
+
+    `hop` is how much further the reader is than the sender.
+    """
+    return reader.step, _nearest(reader, reader.sources, n), hop, reader.slot
 
 
 def _program(
