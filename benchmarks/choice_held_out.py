@@ -201,7 +201,7 @@ def probed(given: Network, chance: Random) -> CostModel:
         some = [pair for pair, k in zip(pairs, further, strict=True) if k in wanted]
         part = links.FIRST_PART if wanted == (1,) and num > 2 else 1.0
         kept = left * (1 - part)
-        if some and (wanted == (1,) or found.differ()):
+        if some and (wanted == (1,) or (found.differ() and left > 0)):
             left -= grown(found, some, len(wanted), left - kept, burst)
     seconds = [
         late() * given.seconds(collective, 8 * len(hosts), name)

@@ -4,8 +4,8 @@
 
 namespace unisono::sim {
 
-Order::Order(std::int64_t n, std::int64_t num_slots, std::vector<double> sizes)
-    : n_(n), num_slots_(num_slots), sizes_(std::move(sizes)),
+Order::Order(std::int64_t n, std::int64_t num_slots, std::vector<double> sizes, bool streams)
+    : n_(n), num_slots_(num_slots), sizes_(std::move(sizes)), streams_(streams),
       queue_(static_cast<std::size_t>(n)) {
   for (auto *slots : {&writers_, &readers_, &written_, &wrote_})
     slots->assign(static_cast<std::size_t>(n * num_slots), -1);
@@ -19,7 +19,7 @@ bool Order::add(const std::vector<Transfer> &step) {
     if (t.src < 0 || t.src >= n_ || t.dst < 0 || t.dst >= n_ || t.chunk < 0 ||
         t.chunk >= num_slots_ || t.into < 0 || t.into >= num_slots_)
       return false;
-    const std::int32_t id = message_of(t.src * n_ + t.dst, steps_);
+    const std::int32_t id = message_of(t.src * n_ + t.dst, steps_, t.reduces);
     Message &m = messages_[static_cast<std::size_t>(id)];
     const double size = sizes_[static_cast<std::size_t>(t.chunk)];
     m.nbytes += size;
@@ -35,11 +35,13 @@ bool Order::add(const std::vector<Transfer> &step) {
   return true;
 }
 
-std::int32_t Order::message_of(std::int64_t pair, std::int32_t step) {
+std::int32_t Order::message_of(std::int64_t pair, std::int32_t step, bool reduces) {
   const auto [found, is_new] =
       here_.try_emplace(pair, static_cast<std::int32_t>(messages_.size()));
-  if (is_new) {
+  if (is_new || (streams_ && !reduces)) {
+    found->second = static_cast<std::int32_t>(messages_.size());
     Message m{};
+    m.first = is_new;
     m.src = static_cast<std::int32_t>(pair / n_);
     m.dst = static_cast<std::int32_t>(pair % n_);
     m.step = step;
@@ -150,9 +152,9 @@ std::vector<std::int64_t> Order::edges() const {
   return found;
 }
 
-void Order::complete(bool streams) {
+void Order::complete() {
   link_edges();
-  if (streams)
+  if (streams_)
     link_streams();
 }
 

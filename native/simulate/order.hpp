@@ -1,8 +1,12 @@
 // The messages of a schedule's steps, and their dependencies.
 //
-// What a rank sends to another in one step is one message. It waits for the messages that
-// wrote the slots that it reads, and for those that read or wrote the slots that it
-// overwrites: the last writers and readers of every slot are recorded, step by step.
+// What a rank sends to another in one step is one message. With streams each chunk that is
+// copied is one, as in the runtime between hosts: a chunk that is there need not wait for
+// others of its step, and one that is not holds up those behind it. (Those that are added
+// up are one still: that is nearer to what was measured, docs/simulation.md.) A message
+// waits for those that wrote the slots that it reads, and for those that read or wrote the
+// slots that it overwrites: the last writers and readers of every slot are recorded, step by
+// step.
 
 #pragma once
 
@@ -24,19 +28,20 @@ struct Message {
   std::int32_t src, dst, step, path;
   std::int32_t waits_for = 0; // dependencies that are not yet done
   std::int32_t cause = -1;    // the message whose end started it
+  bool first = true;          // of those to its rank in its step
   double nbytes = 0, reduced = 0;
   double start = 0, end = 0;
 };
 
 class Order {
 public:
-  Order(std::int64_t n, std::int64_t num_slots, std::vector<double> sizes);
+  Order(std::int64_t n, std::int64_t num_slots, std::vector<double> sizes, bool streams);
 
   // Adds a step: its messages and their dependencies. False if a transfer is out of range.
   bool add(const std::vector<Transfer> &step);
   // After all steps: counts the dependencies of each message. With streams a message also
   // waits for the previous one to the same rank.
-  void complete(bool streams);
+  void complete();
 
   std::vector<Message> &messages() { return messages_; }
   const std::vector<Message> &messages() const { return messages_; }
@@ -66,7 +71,7 @@ private:
     std::int32_t message, next;
   };
 
-  std::int32_t message_of(std::int64_t pair, std::int32_t step);
+  std::int32_t message_of(std::int64_t pair, std::int32_t step, bool reduces);
   void wait(std::int32_t before, std::int32_t after);
   void thin_out(std::size_t from);
   void reads(const std::vector<Transfer> &step);
@@ -79,6 +84,7 @@ private:
 
   const std::int64_t n_, num_slots_;
   std::vector<double> sizes_;
+  const bool streams_;
   std::vector<Message> messages_;
   std::unordered_map<std::int64_t, std::int32_t> path_of_; // by pair
   std::vector<std::int64_t> unknown_;

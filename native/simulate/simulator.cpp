@@ -17,7 +17,7 @@ constexpr std::size_t many_flows = 4096;
 Simulator::Simulator(std::int64_t n, std::int64_t num_slots, std::vector<double> sizes,
                      const std::vector<double> &bandwidth,
                      const std::vector<std::int64_t> &twins, Costs costs)
-    : costs_(costs), order_(n, num_slots, std::move(sizes)),
+    : costs_(costs), order_(n, num_slots, std::move(sizes), costs.streams),
       network_(bandwidth, twins, costs.ratio, costs.duplex, order_.messages(), agenda_) {}
 
 bool Simulator::know(const std::vector<std::int64_t> &first,
@@ -30,7 +30,7 @@ bool Simulator::know(const std::vector<std::int64_t> &first,
 }
 
 std::int64_t Simulator::run(const std::vector<double> &begin) {
-  order_.complete(costs_.streams);
+  order_.complete();
   turn_.assign(order_.num_ranks(), 0);
   last_.assign(order_.num_ranks(), 0);
   unsent_.assign(order_.num_ranks(), 0);
@@ -91,7 +91,7 @@ void Simulator::leave(std::int32_t id, double now, std::int32_t cause) {
   double &busy = sending_[static_cast<std::size_t>(m.src)];
   busy = std::max(busy, now);
   if (m.src != m.dst)
-    busy += costs_.overhead + costs_.encode * m.nbytes;
+    busy += (m.first ? costs_.overhead : 0) + costs_.encode * m.nbytes;
   agenda_.add(busy, id, Event::Kind::start);
 }
 

@@ -120,3 +120,20 @@ def test_buffer_reused_before_its_messages_are_sent_is_detected():
 
     with pytest.raises(ProgramFault, match="while"):
         often()
+
+
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [
+        ("reduce_scatter", "direct"),
+        ("all_reduce", "naive"),
+        ("all_gather", "direct"),
+        ("all_to_all", "direct"),
+    ],
+)
+def test_messages_of_a_step_go_to_different_ranks_at_the_same_time(what, name):
+    """Or all would send to rank 0 first, and the others' links had nothing to do."""
+    made = lower(schedule(what, name, 5), hosts=tuple(range(5)))
+    sent = [[message.to for message in p.messages] for p in made.programs]
+    for turn in zip(*sent, strict=True):
+        assert sorted(turn) == [0, 1, 2, 3, 4]

@@ -101,3 +101,19 @@ def test_mutual_peers_send_to_each_other():
     pairs = traffic(schedule("all_reduce", "recursive_doubling", 4), range(4))
     assert not ring.mutual.any()
     assert (pairs.mutual == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "hosts", "fan"),
+    [
+        ("chain", (0, 1, 2, 3), 1),
+        ("double_tree", (0, 1, 2, 3), 2),
+        ("naive", (0, 1, 2, 3), 3),
+        ("naive", (0, 0, 1, 2), 2),
+        ("naive", (0, 0, 0, 0), 0),
+    ],
+)
+def test_fan_is_with_how_many_ranks_of_other_hosts_one_exchanges_messages(
+    name, hosts, fan
+):
+    assert traffic(schedule("broadcast", name, 4), hosts).fan == fan

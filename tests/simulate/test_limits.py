@@ -14,7 +14,7 @@ PLAIN = "switch:{n},bandwidth=1e9,latency=0s"
 
 
 def switch(n, **changes):
-    return parse(PLAIN.format(n=n)).but(overhead=0.0, **changes)
+    return parse(PLAIN.format(n=n)).but(**{"overhead": 0.0, **changes})
 
 
 @pytest.mark.parametrize("fidelity", ["steps", "events", "closed"])
@@ -109,6 +109,25 @@ def test_streams_send_the_messages_of_a_root_concurrently():
 def test_streams_keep_the_order_of_messages_to_one_rank():
     found = simulate("ring", switch(5, streams=True), 5 * MIB, "events", reduce=0)
     assert found.time == pytest.approx(8 * MIB / 1e9)
+
+
+def doubled(**more):
+    """Four ranks by recursive doubling: in the second step each sends two chunks."""
+    where = switch(4, **more)
+    how = {"collective": "all_gather"}
+    return simulate("recursive_doubling", where, 4 * MIB, "events", **how).time
+
+
+def test_with_streams_a_chunk_waits_for_those_before_it_but_not_for_its_step():
+    """Ranks 1 and 3 send what they get before what they have, and rest until then."""
+    assert doubled() == pytest.approx(3 * MIB / 1e9)
+    assert doubled(streams=True) == pytest.approx(4 * MIB / 1e9)
+
+
+def test_chunks_of_a_step_cost_their_sender_one_message():
+    """Ranks 1 and 3 have two messages one after the other, as steps have."""
+    way = doubled(streams=True, overhead=1.0) - doubled(streams=True)
+    assert way == pytest.approx(2.0, abs=1e-2)
 
 
 @pytest.mark.parametrize("duplex", [0.0, -1.0, 1.5, float("nan")])

@@ -277,8 +277,8 @@ def _nearest(v: Version, peers: Iterable[Version], n: int) -> int:
 def _messages(mine: Iterable[Version], n: int) -> list[tuple[Version, Version]]:
     """What a rank sends, and to which reader: in the order of the readers.
 
-    Those of one step begin with the next rank, or all would send to rank 0 first: what is
-    in a socket leaves before what comes later.
+    Those of one step go to different ranks at the same time, or all would send to rank
+    0 first: what is in a socket leaves before what comes later.
     """
     sent = [(v, w) for v in mine for w in v.remote_readers]
     sent.sort(key=lambda pair: _comes(pair[1], (pair[1].rank - pair[0].rank) % n, n))

@@ -1,8 +1,9 @@
 """The probe of links between hosts, and the model that is made from it."""
 
 import os
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -146,6 +147,13 @@ def probed_here(rank):
         return tell_models(comm)
 
 
+def probed_with(rank, folder):
+    """A probe of hosts whose congestion control is in files of their ranks' names."""
+    with rank.init(timeout_s=60) as comm:
+        links._CONGESTION = Path(folder) / str(comm.rank)
+        return asdict(links.probed(comm, 60.0))
+
+
 class Counting:
     """What a probe does, in calls and bursts."""
 
@@ -263,6 +271,29 @@ def test_latency_of_busy_hosts_decides_on_small_calls():
     as_measured, one_rate = worst.values()
     assert as_measured <= 1.02
     assert one_rate > 1.1
+
+
+@pytest.mark.parametrize("nbytes", [64 << 10, 1 << 20])
+def test_with_bbr_nobody_sends_to_several_if_that_gains_little(nbytes):
+    """As measured on four hosts of 200 Mbit/s."""
+    plain = predict.all_alike(4, MBIT / 191, CostModel(start=1e-4, message=4e-5))
+    bbr = replace(plain, shared=predict.SHARED_BY_BBR)
+    ask = {"n": 4, "named": None, "reproducible": False, "hosts": FOUR}
+    names = [
+        choose("broadcast", nbytes, **ask, model=model).algorithm
+        for model in (plain, bbr)
+    ]
+    assert names == ["double_tree:segments=8", "chain:segments=8"]
+
+
+@pytest.mark.parametrize(("text", "shared"), [("bbr\n", True), ("cubic\n", False)])
+@pytest.mark.timeout(60)
+def test_one_host_with_bbr_is_enough(forks, tmp_path, text, shared):
+    (tmp_path / "1").write_text(text)  # rank 0 cannot tell what it has
+    ends = forks.run(2, probed_with, str(tmp_path), hosts=(1, 1))
+    models = [model_of(told) for told in values_of(ends)]
+    assert models[0] == models[1]
+    assert models[0].shared == (predict.SHARED_BY_BBR if shared else 0.0)
 
 
 def test_rates_within_the_spread_of_bursts_are_taken_for_equal():

@@ -250,7 +250,7 @@ def _bursts(ranks: Ranks) -> tuple[Pairs, float]:
     if others:
         kept += (1 - FIRST_PART) * (ranks.left() - SMALL_S)
     spread = _grown(ranks, bursts, leaders, [first], kept)
-    if others and bursts.differ():
+    if others and bursts.differ() and ranks.can(SMALL_S):
         spread = max(spread, _grown(ranks, bursts, leaders, others, SMALL_S))
     return bursts.rates, spread
 
@@ -395,8 +395,8 @@ def _turn(ranks: Ranks, collective: str, algorithm: str) -> Callable[[], float]:
         if collective == "all_reduce":
             ranks.most(x)
         else:
-            how = {"algorithm": algorithm, "timeout_s": ranks.timeout_s}
-            comm.all_gather(x, out=out, **how)
+            limit = ranks.timeout_s
+            comm.all_gather(x, out=out, algorithm=algorithm, timeout_s=limit)
 
     def turn() -> float:
         begun = time.perf_counter()
