@@ -123,12 +123,12 @@ def traffic(schedule: Schedule, hosts: Sequence[int] | Ints) -> Traffic:
 
 def _fan(steps: Sequence[Step], host: Ints) -> int:
     """The most ranks of other hosts to whom a rank sends, or from whom it receives."""
-    n, pairs = host.size, np.zeros(0, dtype=np.int64)
+    pairs = [np.zeros(0, dtype=np.int64)]
     for src, dst, *_ in (step.flat() for step in steps):
         away = host[src] != host[dst]
-        pairs = np.union1d(pairs, src[away] * n + dst[away])
-    src, dst = np.divmod(pairs, n)
-    return int(np.maximum(*num_peers(src, dst, n)).max(initial=0))
+        pairs.append(src[away] * host.size + dst[away])
+    src, dst = np.divmod(distinct(np.concatenate(pairs)), host.size)
+    return int(max(np.bincount(src).max(initial=0), np.bincount(dst).max(initial=0)))
 
 
 def _depth(steps: Sequence[Step], host: Ints) -> int:
