@@ -36,27 +36,35 @@ bool Order::add(const std::vector<Transfer> &step) {
 }
 
 std::int32_t Order::message_of(std::int64_t pair, std::int32_t step, bool reduces) {
-  const auto [found, is_new] =
-      here_.try_emplace(pair, static_cast<std::int32_t>(messages_.size()));
-  if (is_new || (streams_ && !reduces)) {
-    found->second = static_cast<std::int32_t>(messages_.size());
-    Message m{};
-    m.first = is_new;
-    m.src = static_cast<std::int32_t>(pair / n_);
-    m.dst = static_cast<std::int32_t>(pair % n_);
-    m.step = step;
-    const auto known = path_of_.find(pair);
-    if (known != path_of_.end()) {
-      m.path = known->second;
-    } else {
-      m.path = static_cast<std::int32_t>(path_of_.size());
-      path_of_.emplace(pair, m.path);
-      unknown_.push_back(pair);
-    }
-    queue_[static_cast<std::size_t>(m.src)].push_back(found->second);
-    messages_.push_back(m);
-  }
-  return found->second;
+  const auto [joined, is_first] = here_.try_emplace(pair, -1);
+  const bool alone = streams_ && !reduces;
+  if (!alone && joined->second >= 0)
+    return joined->second;
+  const auto id = static_cast<std::int32_t>(messages_.size());
+  if (!alone)
+    joined->second = id;
+  begin_message(pair, step, is_first);
+  return id;
+}
+
+void Order::begin_message(std::int64_t pair, std::int32_t step, bool first) {
+  Message m{};
+  m.first = first;
+  m.src = static_cast<std::int32_t>(pair / n_);
+  m.dst = static_cast<std::int32_t>(pair % n_);
+  m.step = step;
+  m.path = path_to(pair);
+  queue_[static_cast<std::size_t>(m.src)].push_back(
+      static_cast<std::int32_t>(messages_.size()));
+  messages_.push_back(m);
+}
+
+std::int32_t Order::path_to(std::int64_t pair) {
+  const auto [known, is_new] =
+      path_of_.try_emplace(pair, static_cast<std::int32_t>(path_of_.size()));
+  if (is_new)
+    unknown_.push_back(pair);
+  return known->second;
 }
 
 void Order::wait(std::int32_t before, std::int32_t after) {

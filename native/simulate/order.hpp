@@ -39,8 +39,8 @@ public:
 
   // Adds a step: its messages and their dependencies. False if a transfer is out of range.
   bool add(const std::vector<Transfer> &step);
-  // After all steps: counts the dependencies of each message. With streams a message also
-  // waits for the previous one to the same rank.
+  // After all steps: counts the dependencies of each message. With streams it also waits
+  // for the previous one to the same rank.
   void complete();
 
   std::vector<Message> &messages() { return messages_; }
@@ -72,6 +72,8 @@ private:
   };
 
   std::int32_t message_of(std::int64_t pair, std::int32_t step, bool reduces);
+  void begin_message(std::int64_t pair, std::int32_t step, bool first);
+  std::int32_t path_to(std::int64_t pair);
   void wait(std::int32_t before, std::int32_t after);
   void thin_out(std::size_t from);
   void reads(const std::vector<Transfer> &step);
@@ -90,7 +92,8 @@ private:
   std::vector<std::int64_t> unknown_;
   std::vector<std::vector<std::int32_t>> queue_; // messages by sender
 
-  std::unordered_map<std::int64_t, std::int32_t> here_; // messages of the step, by pair
+  // Of the step, by pair: the message that further chunks join, or -1.
+  std::unordered_map<std::int64_t, std::int32_t> here_;
   std::vector<std::int32_t> of_transfer_;
   std::vector<std::int32_t> writers_, readers_; // of each slot: the head of a list
   std::vector<std::int32_t> written_, wrote_;   // and in which step it was last written

@@ -4,8 +4,14 @@ import numpy as np
 import pytest
 
 from unisono.errors import BadArgument, BadTopology, NotOffered
+from unisono.schedule import copy_step, reduce_step
+from unisono.schedule.collective import ALL_REDUCE
+from unisono.schedule.schedule import from_steps
+from unisono.schedule.step import together
 from unisono.simulate import Compute, api, compare, limits, simulate
 from unisono.simulate.candidates import schedule_for
+from unisono.simulate.conditions import Conditions, SimulatedWorld
+from unisono.simulate.events import by_events
 from unisono.topology import parse
 from unisono.topology.files import loads
 
@@ -128,6 +134,32 @@ def test_chunks_of_a_step_cost_their_sender_one_message():
     """Ranks 1 and 3 have two messages one after the other, as steps have."""
     way = doubled(streams=True, overhead=1.0) - doubled(streams=True)
     assert way == pytest.approx(2.0, abs=1e-2)
+
+
+def test_chunks_that_are_added_up_are_one_message_whatever_is_copied_beside_them():
+    """Sums go together, each copy alone, in any order of the transfers of a step."""
+    world = SimulatedWorld.of(switch(2, streams=True), Conditions())
+    for order in ("rcr", "crr", "rrc", "ccr"):
+        steps = [
+            (reduce_step if kind == "r" else copy_step)(chunk, src=0, dst=1)
+            for chunk, kind in enumerate(order)
+        ]
+        made = from_steps(ALL_REDUCE, 2, [together(steps)], num_chunks=3)
+        line = by_events(made, world, np.array([1.0, 2.0, 4.0])).timeline
+        sums = sum(1 << c for c, kind in enumerate(order) if kind == "r")
+        copies = [1 << c for c, kind in enumerate(order) if kind == "c"]
+        assert sorted(line.nbytes.tolist()) == sorted([sums, *copies])
+
+
+def test_messages_of_streams_are_counted_by_chunks_before_they_are_made(monkeypatch):
+    seen = []
+    monkeypatch.setattr(limits, "enough", lambda _, nbytes, __: seen.append(nbytes))
+    monkeypatch.setattr(limits, "_LOOKED_AT", 1)
+    for streams, per_pair in ((False, 1), (True, 2)):
+        world = SimulatedWorld.of(switch(4, streams=streams), Conditions())
+        step = copy_step(np.arange(2), src=0, dst=1)
+        limits.Load("", world).add(step)
+        assert seen[-1] == per_pair * limits.BYTES_A_MESSAGE
 
 
 @pytest.mark.parametrize("duplex", [0.0, -1.0, 1.5, float("nan")])

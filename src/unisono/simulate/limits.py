@@ -43,7 +43,8 @@ _LOOKED_AT = 1 << 12  # steps and worlds below this are never the trouble
 class Extent:
     """How large a schedule is: transfers of its largest step, and of all steps.
 
-    `messages` are all data from one rank to another in one step, of all steps.
+    `messages` are all data from one rank to another in one step, of all steps; with
+    streams there are more, at most one for each transfer.
     """
 
     largest: float
@@ -97,7 +98,8 @@ def fits(
     if not events:
         _refuse_long(what, extent)
         return
-    enough(f"{what}, events", extent.messages * BYTES_A_MESSAGE, "steps")
+    messages = extent.transfers if topology.streams else extent.messages
+    enough(f"{what}, events", messages * BYTES_A_MESSAGE, "steps")
     if extent.transfers > MOST_TRANSFERS:
         raise NotOffered(
             f"{what}: about {extent.transfers / 1e6:,.0f} million transfers; that "
@@ -174,7 +176,7 @@ class Load:
         else:
             src, dst = step.src, step.dst
             pair = np.unique((src * n + dst).ravel())
-            self.messages += pair.size
+            self.messages += len(step) if self.world.topology.streams else pair.size
             self.changes += self._changes(pair[pair // n != pair % n])
         enough(self.what, float(self.messages) * BYTES_A_MESSAGE, "steps")
         if self.changes > MOST_CHANGES:
