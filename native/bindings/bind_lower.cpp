@@ -27,7 +27,7 @@ using Ints = Array<std::int64_t>;
 using Bools = Array<bool>;
 // src, dst, chunk, reduces, into
 using Transfers = std::tuple<Ints, Ints, Ints, Bools, Ints>;
-using Holders = std::optional<std::vector<std::int64_t>>;
+using Holders = std::optional<Ints>; // none: all ranks hold every chunk
 
 template <class T> std::span<const T> span_of(const Array<T> &array, std::size_t count) {
   if (array.size() != count)
@@ -42,14 +42,17 @@ lowering::Step step_of(const Transfers &given) {
           span_of(into, count), span_of(reduces, count)};
 }
 
-std::vector<std::int64_t> holders_of(const Holders &given, std::int64_t chunks,
-                                     std::int64_t n) {
-  if (given && std::cmp_not_equal(given->size(), chunks))
+std::span<const std::int64_t> holders_of(const Holders &given, std::int64_t chunks,
+                                         std::int64_t n) {
+  if (!given)
+    return {};
+  if (std::cmp_not_equal(given->size(), chunks))
     throw nb::value_error("lower: expected a rank for every chunk");
-  for (const std::int64_t rank : given.value_or(std::vector<std::int64_t>{}))
+  const std::span<const std::int64_t> holders(given->data(), given->size());
+  for (const std::int64_t rank : holders)
     if (rank < 0 || rank >= n)
       throw nb::value_error("lower: a chunk is held by no rank");
-  return given.value_or(std::vector<std::int64_t>{});
+  return holders;
 }
 
 // The program, the places of a window, the steps that follow each other, the length of the

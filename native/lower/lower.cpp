@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 
 #include "lower/storage.hpp"
@@ -19,11 +20,7 @@ class Programs {
 public:
   Programs(const Versions &versions, const Storage &storage, std::int32_t wanted)
       : versions_(versions), storage_(storage), wanted_(wanted),
-        known_(storage.mine.size()), latest_(known_.size()), arrived_(known_.size()),
-        delivers_(static_cast<std::size_t>(versions.size())), last_message_(delivers_.size()) {
-    for (const Index v : storage.delivered)
-      delivers_[static_cast<std::size_t>(versions.sources(versions.at(v))[0])].push_back(v);
-  }
+        known_(storage.mine.size()), latest_(known_.size()), arrived_(known_.size()) {}
 
   Lowered all() {
     for (const std::vector<Index> &acts : storage_.acts)
@@ -75,6 +72,7 @@ private:
   // of one step go to different ranks at the same time: each sender begins with the next one.
   void send() {
     messages_.clear();
+    last_message_.clear();
     for (const Index v : storage_.mine[static_cast<std::size_t>(rank_)])
       if (at(v).remote_readers > 0)
         for (const Index w : versions_.readers(v))
@@ -86,7 +84,7 @@ private:
     std::map<std::int32_t, std::int32_t> count;
     std::vector<Program::Message> rows;
     for (const auto &[_, v, w] : messages_) {
-      last_message_[static_cast<std::size_t>(v)][at(w).rank] = count[at(w).rank]++;
+      last_message_[v][at(w).rank] = count[at(w).rank]++;
       rows.push_back(message(v, w));
       await_own(rows.back().after);
     }
@@ -126,10 +124,15 @@ private:
       add_source(v, v);
     else
       gather(v, row);
-    for (const Index w : delivers_[static_cast<std::size_t>(index)])
-      if (is_wanted())
-        found_.program.deliveries.push_back(at(w).rank);
+    if (is_wanted() && v.delivers)
+      add_deliveries(index);
     end(row);
+  }
+
+  void add_deliveries(Index maker) {
+    for (const Index w : versions_.readers(maker))
+      if (at(w).delivered)
+        found_.program.deliveries.push_back(at(w).rank);
   }
 
   Program::Action begun(const Version &v, std::int32_t window, std::int32_t output) const {
@@ -187,8 +190,9 @@ private:
   // The messages with what lies there must have left.
   void await_messages(const Version &v) {
     each_exposed_before(v, [this](Index u) {
-      for (const auto &[to, number] : last_message_[static_cast<std::size_t>(u)])
-        await_count(to, number);
+      if (const auto sent = last_message_.find(u); sent != last_message_.end())
+        for (const auto &[to, number] : sent->second)
+          await_count(to, number);
     });
     take_waits(&found_.program.waits);
   }
@@ -296,8 +300,8 @@ private:
   std::int32_t rank_ = 0;
   std::size_t actions_ = 0; // of this rank
   std::vector<std::int32_t> known_, latest_, arrived_, awaiting_; // by rank; the last lists
-  std::vector<std::vector<Index>> delivers_;                      // by version
-  std::vector<std::map<std::int32_t, std::int32_t>> last_message_;
+  // Of each version that this rank sends: its last message to each receiver.
+  std::unordered_map<Index, std::map<std::int32_t, std::int32_t>> last_message_;
   std::vector<std::pair<std::int32_t, Index>> exposed_;
   std::vector<std::tuple<Order, Index, Index>> messages_;
   std::vector<std::pair<std::int32_t, std::int32_t>> leaving_; // how many go to each rank

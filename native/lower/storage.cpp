@@ -108,7 +108,6 @@ void Storage::bring(Index index) {
   --made.local_readers;
   made.delivers = v.delivered = true;
   v.output = false;
-  delivered.push_back(index);
   if (made.local_readers == 0 && !made.at_home && made.remote_readers == 0)
     made.window = none; // no rank reads it
 }

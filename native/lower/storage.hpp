@@ -16,8 +16,6 @@ public:
 
   // Of each rank: its versions, and those it makes, in its order.
   std::vector<std::vector<Index>> mine, acts;
-  // Of each version that is delivered, to which outputs, in order: pairs of maker and reader.
-  std::vector<Index> delivered;
   std::int32_t places = 0; // of the window of the rank that needs most
 
 private:

@@ -22,7 +22,7 @@ struct Step {
 // Chunks from `num_chunks` on are temporaries. `hosts` is the host of every rank.
 struct Input {
   std::int64_t n = 0, num_chunks = 0, num_slots = 0;
-  std::vector<std::int64_t> before, after, hosts;
+  std::span<const std::int64_t> before, after, hosts;
   std::vector<Step> steps;
 
   bool has_output(std::int64_t rank, std::int64_t slot) const {

@@ -117,8 +117,8 @@ def lower(
     n: int,
     num_chunks: int,
     num_slots: int,
-    before: Sequence[int] | None,
-    after: Sequence[int] | None,
+    before: NDArray[numpy.int64] | None,
+    after: NDArray[numpy.int64] | None,
     steps: Sequence[
         tuple[
             NDArray[numpy.int64],

@@ -229,7 +229,7 @@ def _refuse_too_long(collective: str, algorithm: Spec, longest: int) -> None:
         )
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=2048)
 def rank_program(
     collective: str,
     algorithm: Spec,

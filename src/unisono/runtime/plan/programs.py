@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from unisono import _native
-from unisono.schedule.collective import Holders
+from unisono.schedule.collective import Holders, Ints
 from unisono.schedule.program import Program
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.versions import different_names
@@ -57,10 +57,10 @@ def rank_program(
     return RankProgram(*found)
 
 
-def _holders(schedule: Schedule, place: Holders) -> list[int] | None:
+def _holders(schedule: Schedule, place: Holders) -> Ints | None:
     """The rank that holds each chunk; None if all ranks do."""
     holder = schedule.contract.holder(place, np.arange(schedule.num_chunks))
-    return None if holder is None else holder.tolist()
+    return None if holder is None else np.ascontiguousarray(holder, np.int64)
 
 
 def tables(program: Program) -> _native.Program:
