@@ -267,8 +267,10 @@ def _grown(
     bursts.begin(took)
     for more in range(LONGER, 0, -1):
         left = ranks.left() - kept
+        if left <= 0 and more < LONGER:
+            break  # on a slow network each such question takes long itself
         sizes, repeats = bursts.longer(left / (more * len(shifts)), took)
-        if sizes and (left > 0 or more == LONGER):
+        if sizes:
             found, seen = _exchanged(ranks, leaders, shifts, sizes, repeats)
             bursts.add(sizes, found)
             spread = seen or spread
