@@ -2,9 +2,10 @@
 
 A message waits until everything that it reads and overwrites is done (the dependencies
 of the schedule, not its steps), and until its sender's earlier messages are sent; or,
-if the topology has `streams`, those to the same rank. Then it is a flow along its
-route. When a flow begins or ends, the rates of flows that share a saturated link with
-it are computed again, max-min fair. The native core does the work.
+if the topology has `streams`, those to the same rank. What a rank sends to another in a
+step is one message; with `streams` each chunk that is copied is. Then it is a flow
+along its route. When a flow begins or ends, the rates of flows that share a saturated
+link with it are computed again, max-min fair. The native core does the work.
 """
 
 from __future__ import annotations

@@ -186,10 +186,11 @@ class Topology:
     `duplex` is the part of its bandwidth that a link keeps while its other direction is
     busy, too: over TCP less than 1, since acknowledgements share the link with the
     data. With `streams` messages to different ranks leave side by side, as over
-    sockets, instead of step by step. A switch inside a host that `sums` adds up what
-    passes through it (NVLink SHARP), for engines that can use it; with `network_sums`
-    the switches between hosts do so as well (InfiniBand SHARP). `staged` buffers are on
-    GPUs, and engines that cannot read them copy them to the host and back.
+    sockets, instead of step by step, and each chunk that is copied is one. A switch
+    inside a host that `sums` adds up what passes through it (NVLink SHARP), for engines
+    that can use it; with `network_sums` the switches between hosts do so as well
+    (InfiniBand SHARP). `staged` buffers are on GPUs, and engines that cannot read them
+    copy them to the host and back.
     `per_host` is how many ranks every host has, `shape` the sides of a torus; names of
     algorithms are fitted to these. `grown(k)` is the member of the same family that is
     `scale` = k large, from which costs for any size are derived.
