@@ -213,35 +213,48 @@ class _unbounded:  # noqa: N801
 
 
 def by_hand(ranks: StreamRanks, _: float, __: argparse.Namespace) -> None:
-    """all_reduce by direct, beside a kernel that was written for it."""
+    """all_reduce, as it is chosen and by direct, beside a kernel written for direct."""
     if _native.cuda_is_emulated():
         return
     n = ranks.n
-    for nbytes in (64 << 10, 16 << 20, LARGE[0] // n, LARGE[1] // n):
+    for nbytes in (64 << 10, 1 << 20, 16 << 20, LARGE[0] // n, LARGE[1] // n):
         xs = [array(nbytes // 4) for _ in range(n)]
-
-        def call(comm: Any, rank: int, stream: Any, xs: list[Any] = xs) -> Any:
-            return comm.all_reduce(xs[rank], algorithm="direct", stream=stream)
-
-        repeats = 20 if nbytes <= MIB else 4
-        ours = ranks.captured(call, repeats)
-        engine = ranks.comms[0].core.device.made
-        assert isinstance(engine, KernelEngine)
-        chunk = nbytes // 4 // n
-        fits = partial(_native.packets_fit, n + 1, chunk, 4)
-        most = engine.plane.shape(nbytes, fits).blocks
+        repeats = 20 if nbytes <= 16 * MIB else 4
+        chosen = _chosen(ranks, "all_reduce", nbytes)
+        ours = {
+            name: ranks.captured(_on(xs, algorithm=name), repeats)
+            for name in dict.fromkeys((chosen, "direct"))
+        }
         kernel = DirectByHand(ranks, xs)
+        most = _blocks(ranks, nbytes)
         for blocks in sorted({most, max(1, most // 4)}):
             theirs = kernel.captured(blocks, repeats)
-            pairs = [(ours.seconds(), theirs.seconds()) for _ in range(3)]
-            mine, other = sorted(pairs, key=lambda pair: pair[0] / pair[1])[1]
-            print(
-                f"by hand{n:3} {format_bytes(nbytes):>8} {blocks:4} blocks: "
-                f"{other * 1e6:8.2f} us, ours {mine * 1e6:8.2f} us, {mine / other:.3f}",
-                flush=True,
-            )
+            for name, graph in ours.items():
+                pairs = [(graph.seconds(), theirs.seconds()) for _ in range(3)]
+                mine, other = sorted(pairs, key=lambda pair: pair[0] / pair[1])[1]
+                print(
+                    f"by hand{n:3} {format_bytes(nbytes):>8} {blocks:4} blocks: "
+                    f"{other * 1e6:8.2f} us, ours by {name} {mine * 1e6:8.2f} us, "
+                    f"{mine / other:.3f}",
+                    flush=True,
+                )
     ranks.synchronize()
     _ring_by_hand(ranks)
+
+
+def _on(xs: list[Any], **how: Any) -> Call:
+    def call(comm: Any, rank: int, stream: Any) -> Any:
+        return comm.all_reduce(xs[rank], stream=stream, **how)
+
+    return call
+
+
+def _blocks(ranks: StreamRanks, nbytes: int) -> int:
+    """Of an all_reduce by direct."""
+    engine = ranks.comms[0].core.device.made
+    assert isinstance(engine, KernelEngine)
+    fits = partial(_native.packets_fit, ranks.n + 1, nbytes // 4 // ranks.n, 4)
+    return engine.plane.shape(nbytes, fits).blocks
 
 
 def _ring_by_hand(ranks: StreamRanks) -> None:

@@ -108,7 +108,7 @@ bool DeviceComm::is_in_a_call() const {
     return false;
   }
   return std::any_of(std::begin(words->blocks), std::end(words->blocks), [](const auto &block) {
-    return std::max(block.arrivals[0].call, block.arrivals[1].call) > block.calls;
+    return block.begun > block.calls;
   });
 }
 

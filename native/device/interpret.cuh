@@ -33,7 +33,8 @@ struct Movement {
   const unsigned char *sources[most_ranks];
   unsigned char *destinations[most_ranks + 2];
   std::int32_t num_sources, num_destinations;
-  std::int64_t bytes, tile; // of the piece, and of one of its tiles
+  std::int64_t bytes; // of the piece
+  std::int32_t tile;  // bytes of one of its tiles
   // If this block has one tile, of one vector at most for each thread: where it begins and
   // ends. Otherwise both are 0.
   std::int64_t begin, end;
@@ -53,9 +54,10 @@ template <class Vector> struct BlockMemory {
   // The bits in which an address of an action is not aligned to a vector. One turn uses the
   // word of its number, and clears that of the one after the next.
   std::uint32_t misaligned[4];
-  U64 call;             // its number; for thread 0
-  U64 first_generation; // of the call
+  U64 call;              // its number
+  U64 first_generation;  // of the call
   ProgramTables program; // that runs
+  PacketThreads threads; // if data travel as packets
   // Of the program, if they fit: every action reads them, one row after another.
   Vector tables[table_bytes / sizeof(Vector)];
 
@@ -92,7 +94,6 @@ private:
   using BlockPackets = Packets<Target, Memory>;
 
   UNISONO_DEVICE BlockWords &mine() const { return waits_.mine(); }
-  UNISONO_DEVICE U64 number() const { return waits_.number(); }
 
   // Of this block on another rank; known from the arrival on.
   UNISONO_DEVICE const BlockWords &words(std::int32_t rank) const {
@@ -144,31 +145,30 @@ private:
 
   // A call whose data travel as packets. The ranks need not arrive before data are exchanged,
   // but before the call ends: so all of them have read this half of the windows when the call
-  // after the next one uses it again.
+  // after the next one uses it again. The end of the kernel orders that.
   UNISONO_DEVICE bool exchange_packets() {
     take_time(0);
-    bool failed = target_.load_relaxed(&call_.words->failed) != 0;
-    copy_program(call_.packets);
+    const bool was_failed = has_failed();
+    const bool is_clear =
+        mine().packet_epoch == epoch_of(mine().progress >> progress_action_bits);
     find_packets();
-    if (target_.any(failed))
+    copy_program(call_.packets);
+    if (target_.any(was_failed))
       return false;
-    const U64 call = number();
     BlockPackets packets(call_, target_, waits_, shared_);
-    const std::int32_t control = target_.thread() - packets.first_control();
-    const bool is_clear = mine().packet_epoch == epoch();
+    const std::int32_t control = target_.thread() - shared_.threads.first_control;
     if (control == 0) {
-      if (is_clear)
-        packets.announce();
-      publish_arrival(call);
+      target_.fence();
+      store_arrival();
     }
     // Without threads for it the ranks are seen to arrive first, too.
     UNISONO_NO_UNROLL
-    for (std::int32_t turn = is_clear && packets.first_control() != 0; turn < 2; ++turn) {
-      failed = turn == 1 && !Mover::exchange(packets);
+    for (std::int32_t turn = is_clear && shared_.threads.first_control != 0; turn < 2; ++turn) {
+      bool failed = turn == 1 && !Mover::exchange(packets);
       UNISONO_NO_UNROLL
       for (std::int32_t q = control; control >= 0 && q < call_.n && !failed;
-           q += target_.threads() - packets.first_control())
-        failed = !packets.sees(q, call, is_clear);
+           q += target_.threads() - shared_.threads.first_control)
+        failed = !makes_this_call(q);
       if (target_.any(failed) || (turn == 0 && !is_clear && !clear_packets()))
         return false;
     }
@@ -179,11 +179,19 @@ private:
     return true;
   }
 
+  // A rank whose data travel as packets: the first facts tell all that is needed.
+  UNISONO_DEVICE bool makes_this_call(std::int32_t rank) {
+    Flagged<Target> facts[1];
+    return waits_.sees(arrival_of(rank), shared_.call, rank, facts);
+  }
+
   // The flags of packets have 32 bits, so one from long ago could be taken for one of this call.
   // Therefore they are cleared long before that: when all ranks have arrived nobody reads those
   // of an earlier call, and when all have cleared theirs they are written again.
   UNISONO_DEVICE bool clear_packets() {
-    constexpr std::int64_t bytes = 2 * (packet_header + packet_bytes);
+    constexpr std::int64_t bytes = 2 * packet_bytes;
+    target_.fence(); // behind the arrivals that were seen
+    target_.sync();
     Vector *const packets =
         reinterpret_cast<Vector *>(call_.peers[call_.rank].packets + target_.block() * bytes);
     UNISONO_NO_UNROLL
@@ -192,7 +200,7 @@ private:
       packets[i] = Vector{};
     target_.sync();
     if (target_.thread() == 0) {
-      target_.store_relaxed(&mine().packet_epoch, epoch());
+      target_.store_relaxed(&mine().packet_epoch, epoch_of(shared_.first_generation));
       report(0, 1);
     }
     bool failed = false;
@@ -202,29 +210,32 @@ private:
     return !target_.any(failed);
   }
 
-  UNISONO_DEVICE U64 epoch() const { return shared_.first_generation >> packet_epoch_bits; }
+  UNISONO_DEVICE static U64 epoch_of(U64 generation) { return generation >> packet_epoch_bits; }
 
   // Where the packets of this call are, and this rank's buffers.
   UNISONO_DEVICE void find_packets() {
-    const U64 half = mine().progress >> progress_action_bits & 1;
+    const std::int32_t half = std::int32_t(mine().progress >> progress_action_bits & 1);
+    const std::int64_t first = (target_.block() * 2 + half) * packet_bytes;
     UNISONO_NO_UNROLL
     for (std::int32_t q = from_warp(1); q < call_.n; q += target_.threads()) {
-      shared_.words[q] = call_.peers[q].words;
-      shared_.buffers[rows::window][q] =
-          call_.peers[q].packets + packet_header +
-          (target_.block() * 2 + std::int32_t(half)) * (packet_header + packet_bytes);
+      const Peer peer = call_.peers[q];
+      shared_.words[q] = peer.words;
+      shared_.buffers[rows::window][q] = peer.packets + first;
     }
     if (target_.thread() == 0) {
       shared_.buffers[rows::input][call_.rank] = const_cast<unsigned char *>(call_.input);
       shared_.buffers[rows::output][call_.rank] = call_.output;
+      shared_.threads =
+          PacketThreads::of(target_, call_.packets.tile / std::int32_t(sizeof(Vector)));
     }
   }
 
-  // All threads of the block, while some of them wait for the others to arrive.
   UNISONO_DEVICE void copy_program(const ProgramTables &program) {
     if (from_warp(2) == 0) {
+      const U64 progress = mine().progress, calls = mine().calls;
       shared_.program = program;
-      shared_.first_generation = mine().progress >> progress_action_bits;
+      shared_.first_generation = progress >> progress_action_bits;
+      shared_.call = calls + 1;
       UNISONO_UNROLL
       for (std::uint32_t &word : shared_.misaligned)
         word = 0;
@@ -254,26 +265,54 @@ private:
   // published, since the other ranks would take it for the one that has failed.
   UNISONO_DEVICE bool arrive() {
     take_time(0);
-    const U64 call = number();
-    // All of them at once: nobody reports a failure of this call before it is published.
-    bool failed = target_.any(target_.load_relaxed(&call_.words->failed) != 0);
-    if (target_.thread() == 0 && !failed)
-      publish_arrival(call);
+    const bool was_failed = has_failed();
+    if (target_.thread() == 0)
+      target_.fence(); // before the arrival is stored, while other threads load
     const std::uint32_t flags = std::uint32_t(call_.flags);
+    find_peers();
     copy_program(call_.programs[flags]);
+    if (target_.any(was_failed))
+      return false;
+    if (target_.thread() == 0)
+      store_arrival();
+    cut_first(shared_.program);
     std::uint32_t exposed = flags; // by the ranks that this thread waits for
+    bool failed = false;
     UNISONO_NO_UNROLL
     for (std::int32_t q = from_warp(1); q < call_.n && !failed; q += target_.threads())
-      failed = !sees_arrival(call, q, exposed);
+      failed = !sees_arrival(q, exposed);
     // Usually one barrier tells that all ranks have arrived and expose the same.
-    if (target_.any(failed || exposed != flags)) {
+    if (target_.any(failed || exposed != flags)) [[unlikely]] {
       if (target_.any(failed))
         return false;
       copy_program(call_.programs[common(flags, exposed)]);
       target_.sync();
+      cut_first(shared_.program);
     }
+    // What other ranks wrote before they arrived is read behind the next barrier.
+    if (from_warp(1) < call_.n)
+      target_.fence();
     take_time(1);
     return true;
+  }
+
+  // Whether an earlier call has failed. All threads look before one publishes, and before any
+  // of them can report that calls differ: so the other rank sees this one, too.
+  UNISONO_DEVICE bool has_failed() const {
+    return target_.load_relaxed(&call_.words->failed) != 0;
+  }
+
+  UNISONO_DEVICE void find_peers() {
+    UNISONO_NO_UNROLL
+    for (std::int32_t q = from_warp(1); q < call_.n; q += target_.threads()) {
+      const Peer peer = call_.peers[q];
+      shared_.words[q] = peer.words;
+      shared_.buffers[rows::window][q] = peer.windows;
+    }
+  }
+
+  UNISONO_DEVICE const Arrival &arrival_of(std::int32_t rank) const {
+    return words(rank).arrivals[shared_.call & 1];
   }
 
   // Of the flags, those that all ranks have.
@@ -285,33 +324,48 @@ private:
     return flags;
   }
 
-  UNISONO_DEVICE void publish_arrival(U64 call) {
-    shared_.call = call;
+  // By one thread. What this rank's earlier calls read, others may write when they see it.
+  UNISONO_DEVICE void store_arrival() {
+    const U64 call = shared_.call;
     Arrival &arrival = mine().arrivals[call & 1];
-    arrival.facts = {call_.fingerprint,
-                     call_.flags | U64(target_.blocks()) << flag_bits,
-                     {call_.segment[0], call_.segment[1]},
-                     {call_.offset[0], call_.offset[1]}};
-    arrival.summary = call_.summary;
-    target_.store_release(&arrival.call, call);
-    // Not before: the release would wait until the host's memory is written.
+    store(arrival.facts,
+          CallFacts{call_.fingerprint,
+                    waits_.own_flags(),
+                    {std::uint16_t(call_.segment[0]), std::uint16_t(call_.segment[1])},
+                    {call_.offset[0], call_.offset[1]}},
+          call);
+    store(arrival.summary, call_.summary, call);
+    target_.store_relaxed(&mine().begun, call);
     if (call_.begun != nullptr && target_.block() == 0)
       target_.store_relaxed(call_.begun, call);
   }
 
+  // With the number of the call as flags.
+  template <int units, class Value>
+  UNISONO_DEVICE void store(U64 (&to)[units][flagged_words], const Value &value, U64 call) {
+    const auto vectors = bit_cast<Vectors<Vector, Value>>(value);
+    UNISONO_UNROLL
+    for (int u = 0; u < units; ++u) {
+      Flagged<Target> unit;
+      unit.set(vectors.of[u], flag_of(call));
+      target_.store_arrival(to[u], unit.words);
+    }
+  }
+
   // Waits for one rank; false if the call is given up, or differs from that rank's.
-  UNISONO_DEVICE bool sees_arrival(U64 call, std::int32_t rank, std::uint32_t &exposed) {
-    const Peer peer = call_.peers[rank];
-    shared_.words[rank] = peer.words;
-    shared_.buffers[rows::window][rank] = peer.windows;
-    const Arrival &arrival = peer.words->blocks[target_.block()].arrivals[call & 1];
-    if (!waits_.poll(&arrival.call, call, rank))
+  UNISONO_DEVICE bool sees_arrival(std::int32_t rank, std::uint32_t &exposed) {
+    using Facts = Vectors<Vector, CallFacts>;
+    Flagged<Target> read[Facts::count];
+    if (!waits_.sees(arrival_of(rank), shared_.call, rank, read))
       return false;
-    const CallFacts facts = arrival.facts; // all of it is on its way at the same time
-    if (!waits_.agrees(arrival, facts.fingerprint, facts.flags, rank))
-      return false;
-    exposed &= std::uint32_t(facts.flags);
+    Facts vectors;
+    UNISONO_UNROLL
+    for (int u = 0; u < Facts::count; ++u)
+      vectors.of[u] = read[u].data();
+    const auto facts = bit_cast<CallFacts>(vectors);
+    exposed &= facts.flags;
     const bool own = rank == call_.rank;
+    const Peer &peer = call_.peers[rank];
     shared_.buffers[rows::input][rank] =
         own ? const_cast<unsigned char *>(call_.input) : segment_buffer(peer, facts, 0);
     shared_.buffers[rows::output][rank] = own ? call_.output : segment_buffer(peer, facts, 1);
@@ -321,7 +375,7 @@ private:
   // Where a buffer that another rank exposes is mapped here.
   UNISONO_DEVICE static unsigned char *segment_buffer(const Peer &peer,
                                                       const CallFacts &facts, int which) {
-    const U64 flag = which == 0 ? exposes_input : exposes_output;
+    const auto flag = std::uint32_t(which == 0 ? exposes_input : exposes_output);
     if ((facts.flags & flag) == 0)
       return nullptr;
     if (facts.segment[which] == 0) // of a rank of this process: its address
@@ -389,7 +443,7 @@ private:
   UNISONO_DEVICE void prepare(const ProgramTables &program, const Action &action,
                               std::int32_t number, std::int32_t piece, std::uint32_t turn) {
     Movement &movement = shared_.movements[turn & 1];
-    if (from_warp(3) == 0) {
+    if ((number | piece) != 0 && from_warp(3) == 0) {
       cut(program, action, number, piece, movement);
       shared_.misaligned[(turn + 2) & 3] = 0;
     }
@@ -408,13 +462,19 @@ private:
     }
   }
 
-  // Of a piece, of so many elements each. Windows have two halves, which pieces use in turn.
-  UNISONO_DEVICE unsigned char *address_of(const Place &place, std::int64_t elements,
+  // That of the first action is known before the others have arrived.
+  UNISONO_DEVICE void cut_first(const ProgramTables &program) {
+    if (from_warp(3) == 0 && program.num_actions > 0)
+      cut(program, rows<Action>(program, 0)[0], 0, 0, shared_.movements[0]);
+  }
+
+  // Of a piece, of so many bytes each. Windows have two halves, which pieces use in turn.
+  UNISONO_DEVICE unsigned char *address_of(const Place &place, std::int64_t bytes,
                                            std::int32_t piece) const {
     const bool in_window = place.home == rows::window;
     const bool is_odd = ((shared_.first_generation + U64(piece)) & 1) != 0;
     return shared_.buffers[place.home][place.rank < 0 ? call_.rank : place.rank] +
-           bytes(in_window ? place.at : place.at + piece * elements) +
+           place.at + (in_window ? 0 : piece * bytes) +
            (in_window && is_odd ? call_.half : 0);
   }
 
@@ -425,8 +485,8 @@ private:
     const std::int64_t left = action.size - piece * program.piece;
     movement.num_sources = action.num_sources;
     movement.num_destinations = action.num_destinations;
-    movement.bytes = bytes(left < program.piece ? left : program.piece);
-    movement.tile = bytes(program.tile);
+    movement.bytes = left < program.piece ? left : program.piece;
+    movement.tile = program.tile;
     cut_small(movement);
     movement.is_awaited = action.is_awaited && number + 1 < program.num_actions;
     movement.divisor = action.completes ? call_.divisor : 1;
@@ -434,17 +494,13 @@ private:
 
   // What there is to do at once takes longer to find out than to do.
   UNISONO_DEVICE void cut_small(Movement &m) const {
-    constexpr std::int64_t vector = sizeof(Vector);
+    constexpr std::int32_t vector = sizeof(Vector);
     const bool is_small = m.tile <= target_.threads() * vector &&
                           m.bytes <= target_.blocks() * m.tile && m.bytes % vector == 0 &&
                           m.tile % vector == 0;
     const std::int64_t end = (target_.block() + 1) * m.tile;
     m.begin = is_small ? end - m.tile : 0;
     m.end = !is_small ? 0 : end < m.bytes ? end : m.bytes;
-  }
-
-  UNISONO_DEVICE std::int64_t bytes(std::int64_t elements) const {
-    return elements * std::int64_t(call_.itemsize);
   }
 
   // Other blocks and ranks may still write to this rank's output, so what it holds after a
@@ -459,7 +515,7 @@ private:
     for (std::int64_t i = first + target_.thread(); i < end; i += target_.threads())
       call_.output[i] = static_cast<unsigned char>(call_.lost_value);
     if (target_.thread() == 0) // the host sees that this block has ended
-      target_.store_relaxed(&mine().calls, number());
+      target_.store_relaxed(&mine().calls, shared_.call);
   }
 
   const Launch &call_;

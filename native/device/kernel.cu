@@ -23,7 +23,7 @@ extern "C" __global__ void __launch_bounds__(512, 2)
 }
 
 // For small calls.
-extern "C" __global__ void __launch_bounds__(packet_threads, 2)
+extern "C" __global__ void __launch_bounds__(512, 2)
     unisono_exchange(const __grid_constant__ Launch launch) {
   __shared__ Memory memory;
   Interpreter<DeviceTarget, Mover>(launch, DeviceTarget(), memory).run_packets();

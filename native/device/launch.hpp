@@ -15,44 +15,47 @@ using U64 = std::uint64_t;
 
 constexpr int most_blocks = 256;    // of a launch
 constexpr int most_ranks = 256;     // of a device communicator
-constexpr int most_segments = 1024; // of a rank that others have mapped
+constexpr int most_segments = 1024; // of a rank that others have mapped: 16 bits suffice
 constexpr int table_bytes = 16 << 10; // of a program that a block copies to its own memory
 constexpr unsigned progress_action_bits = 20; // the rest of a progress word is the generation
+constexpr int flagged_words = 4; // for 16 bytes of data that travel with flags
 
 // Of calls whose data travel as packets (device/packets.cuh).
 constexpr int packet_blocks = 16;               // of a launch, at most
 constexpr int packet_threads = 288; // of a block: a power of 2, and a warp that sees arrivals
 constexpr std::int64_t packet_bytes = 64 << 10; // of a block in a call, at most
-constexpr std::int64_t packet_header = 128;     // before them, for the rank's announcement
 constexpr unsigned packet_epoch_bits = 30; // so many generations later its packets are cleared
 
 // Of a rank: its blocks have two halves each, which generations use in turn.
-constexpr std::int64_t packet_area_bytes = packet_blocks * 2 * (packet_header + packet_bytes);
+constexpr std::int64_t packet_area_bytes = packet_blocks * 2 * packet_bytes;
 
 // What all ranks expose is the number of the program that they run, unless all send packets.
 enum Flag : U64 { exposes_input = 1, exposes_output = 2, sends_packets = 4 };
 constexpr unsigned flag_bits = 8; // above them are the blocks of the launch
 
 // What a call is, for the error message when calls differ.
-struct Summary {
+struct alignas(16) Summary {
   U64 count, content; // elements; a digest of the steps
   std::int32_t root;
   std::uint8_t collective, dtype, op, unused;
 };
 
-// What all other ranks read of a call; aligned so that a few loads bring it.
+// What all other ranks read of a call.
 struct alignas(16) CallFacts {
-  U64 fingerprint; // of everything on which the ranks must agree
-  U64 flags;
-  U64 segment[2], offset[2]; // of the input and of the output, where they are exposed
+  U64 fingerprint;          // of everything on which the ranks must agree
+  std::uint32_t flags;      // and above flag_bits the blocks
+  std::uint16_t segment[2]; // of the input and of the output, where they are exposed
+  U64 offset[2];            // in these
 };
 
-// Published by a block when it begins a call. Double-buffered by the parity of the call: a
-// rank publishes call k + 2 only after it has seen that all have read those of call k.
-struct Arrival {
-  CallFacts facts;
-  U64 call; // written last, with release
-  Summary summary;
+// Published by a block when it begins a call: facts and summary with flags (device/flagged.cuh),
+// which are the number of the call. So a rank waits for no store of its own, and those who read
+// have all of it as soon as it is there. Double-buffered by the parity of the call: a rank
+// publishes call k + 2 only after it has seen that all have read those of call k. Every call is
+// published, so what a reader may find instead is call k - 2, whose 32 bits are others.
+struct alignas(16) Arrival {
+  U64 facts[sizeof(CallFacts) / 16][flagged_words];
+  U64 summary[sizeof(Summary) / 16][flagged_words];
 };
 
 // The words of one block of one rank: written by that block alone, read by the same block
@@ -60,8 +63,10 @@ struct Arrival {
 // graph replays it.
 struct BlockWords {
   alignas(128) U64 progress; // generation and actions done; stored with release
-  U64 calls; // that have ended; no other rank reads it
-  U64 packet_epoch; // of the last call with packets; nor this
+  // No other rank reads these.
+  U64 calls;        // that have ended
+  U64 packet_epoch; // of the last call with packets
+  U64 begun;        // the call that was published last
   alignas(128) Arrival arrivals[2];
 };
 
@@ -73,7 +78,7 @@ struct RankWords {
 };
 
 // What a rank knows of another one, or of itself: addresses that are valid on its device.
-struct Peer {
+struct alignas(16) Peer {
   RankWords *words;
   unsigned char *windows; // two halves, which generations use in turn
   unsigned char *const *segments; // where its shared buffers are mapped, by their numbers
@@ -83,13 +88,13 @@ struct Peer {
 // A place that an action reads or writes, or an action of a program, as the host has prepared
 // them for devices: what the rows of the engine name by indices is looked up. Places are
 // counted in elements.
-struct Place {
+struct alignas(16) Place {
   std::int64_t at; // in the buffer, or in half a window
   std::int32_t home; // rows::input, rows::output or rows::window
   std::int32_t rank; // whose; -1: of the rank that runs the program
 };
-struct Action {
-  std::int64_t size; // of its chunk
+struct alignas(16) Action {
+  std::int64_t size; // of its chunk, in bytes
   std::int32_t first_place, num_sources, num_destinations; // the sources come first
   std::int32_t first_wait, end_wait;
   std::int32_t completes, is_awaited; // whether another rank waits for it
@@ -105,8 +110,8 @@ struct ProgramTables {
   // beginning.
   std::uint32_t places, waits, exits, readers;
   std::int32_t num_actions, num_exits, num_readers;
-  std::int64_t piece, pieces; // elements of a chunk that are processed at a time
-  std::int64_t tile;          // elements; blocks take the tiles of a piece in turn
+  std::int64_t piece, pieces; // bytes of a chunk that are processed at a time
+  std::int32_t tile;          // bytes; blocks take the tiles of a piece in turn
 };
 
 // Why a call was abandoned; the numbers of FailureKind in memory/layout.hpp.
@@ -122,28 +127,30 @@ struct FailureSlot {
   Summary mine, theirs; // this rank's call and that rank's, if they differ
 };
 
+// What every call reads first is together at the beginning.
 struct Launch {
-  ProgramTables programs[4]; // by what all ranks expose; no actions: not there
-  ProgramTables packets; // for packets: in windows, a place is the number of a value
+  RankWords *words;  // of this rank
+  const Peer *peers; // of all ranks
+  std::int32_t rank, n;
+  std::uint32_t itemsize, divisor;
   const unsigned char *input;
   unsigned char *output;
-  std::int64_t output_bytes;
-  U64 segment[2], offset[2], flags; // what this rank exposes
   U64 fingerprint;
-  Summary summary;
-  const Peer *peers; // of all ranks
-  RankWords *words;  // of this one
-  std::int64_t half; // bytes of half a window
-  const std::uint32_t *abort; // in the host's memory; not 0: end at once
-  FailureSlot *failure;
-  U64 *begun; // in a graph, likewise: the calls that have begun; else null
+  U64 flags; // what this rank exposes
+  U64 *begun; // in a graph, in the host's memory: the calls that have begun; else null
   U64 *done; // in the host's memory: becomes the number of this call when it has ended
   // In the host's memory, if the call is traced, else null: when block 0 began, when it had
   // seen all ranks arrive, and when it ended.
   U64 *times;
+  std::int64_t half; // bytes of half a window
+  ProgramTables packets; // for packets: in windows, a place is the number of a value
+  ProgramTables programs[4]; // by what all ranks expose; no actions: not there
+  U64 segment[2], offset[2]; // of what this rank exposes
+  Summary summary;
+  const std::uint32_t *abort; // in the host's memory; not 0: end at once
+  FailureSlot *failure;
   U64 timeout_ns;
-  std::int32_t rank, n;
-  std::uint32_t itemsize, divisor;
+  std::int64_t output_bytes;
   std::uint32_t lost_value; // the byte that fills the output of an abandoned call
 };
 

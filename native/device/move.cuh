@@ -14,6 +14,15 @@ namespace unisono::device {
 
 #include "kernels/arithmetic.inl"
 
+template <class Unit> UNISONO_DEVICE const Unit &unit_at(const unsigned char *address) {
+  UNISONO_ASSUME_GLOBAL(address);
+  return *reinterpret_cast<const Unit *>(address);
+}
+template <class Unit> UNISONO_DEVICE Unit &unit_at(unsigned char *address) {
+  UNISONO_ASSUME_GLOBAL(address);
+  return *reinterpret_cast<Unit *>(address);
+}
+
 // One thread's packs at byte `at` of the piece, and every `stride` bytes from there.
 template <class Pack, int packs>
 UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t stride) {
@@ -23,7 +32,7 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t s
   const unsigned char *first = m.sources[0] + at;
   UNISONO_UNROLL
   for (int k = 0; k < packs; ++k)
-    next[k] = *reinterpret_cast<const Unit *>(first + k * stride);
+    next[k] = unit_at<Unit>(first + k * stride);
   UNISONO_UNROLL
   for (int k = 0; k < packs; ++k)
     totals[k].begin(next[k]);
@@ -32,7 +41,7 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t s
     const unsigned char *source = m.sources[s] + at;
     UNISONO_UNROLL
     for (int k = 0; k < packs; ++k)
-      next[k] = *reinterpret_cast<const Unit *>(source + k * stride);
+      next[k] = unit_at<Unit>(source + k * stride);
     UNISONO_UNROLL
     for (int k = 0; k < packs; ++k)
       totals[k].combine(next[k]);
@@ -45,7 +54,7 @@ UNISONO_DEVICE void run_packs(const Movement &m, std::int64_t at, std::int32_t s
     unsigned char *destination = m.destinations[d] + at;
     UNISONO_UNROLL
     for (int k = 0; k < packs; ++k)
-      *reinterpret_cast<Unit *>(destination + k * stride) = totals[k].made();
+      unit_at<Unit>(destination + k * stride) = totals[k].made();
   }
 }
 
@@ -57,7 +66,7 @@ UNISONO_DEVICE void load(Unit (&several)[together], const Movement &m, std::int3
   UNISONO_UNROLL
   for (int i = 0; i < together; ++i)
     several[i] = i == 0 || first + i < m.num_sources
-                     ? *reinterpret_cast<const Unit *>(m.sources[first + i] + at)
+                     ? unit_at<Unit>(m.sources[first + i] + at)
                      : Unit{};
 }
 
@@ -85,7 +94,7 @@ UNISONO_DEVICE void run_pack(const Movement &m, std::int64_t at) {
   total.finish(m.divisor);
   UNISONO_NO_UNROLL
   for (std::int32_t d = 0; d < m.num_destinations; ++d)
-    *reinterpret_cast<typename Pack::Unit *>(m.destinations[d] + at) = total.made();
+    unit_at<typename Pack::Unit>(m.destinations[d] + at) = total.made();
 }
 
 // Bytes of the whole packs of a piece.
@@ -99,9 +108,9 @@ template <class Pack, int packs, class Target>
 UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t begin) {
   const std::int32_t stride = target.threads() * Pack::bytes;
   UNISONO_NO_UNROLL
-  for (std::int32_t tile = target.block(); tile * m.tile < whole<Pack>(m);
-       tile += target.blocks()) {
-    std::int64_t at = tile * m.tile;
+  for (std::int64_t tile = std::int64_t(target.block()) * m.tile; tile < whole<Pack>(m);
+       tile += target.blocks() * m.tile) {
+    std::int64_t at = tile;
     const std::int64_t tile_end =
         at + m.tile < whole<Pack>(m) ? at + m.tile : whole<Pack>(m);
     if (at < begin)
@@ -153,6 +162,8 @@ template <class Type, class Operation, class Of> struct Reduced {
   // An element takes a whole register, or several.
   static constexpr int registers = lanes * int((sizeof(Sum) + 3) / 4);
   static constexpr bool is_vector = sizeof(Unit) == 16 && alignof(Unit) > 1;
+  // A sum has no more bits than an element.
+  static constexpr bool is_exact = sizeof(Sum) == sizeof(Stored);
   template <class Target>
   static constexpr int together = !is_vector ? 1 : registers > 8 ? Target::narrow_sources : 4;
   struct Elements {

@@ -20,18 +20,21 @@ struct Rows {
   std::vector<Place> places;
 };
 
-std::int64_t window_at(std::int32_t index, std::int64_t piece) { return index * piece; }
+std::int64_t in_bytes(const Plan &plan, std::int64_t elements) {
+  return elements * std::int64_t(plan.itemsize);
+}
 
-Place source_of(const Plan &plan, const Program::Source &source, std::int64_t piece) {
+// `stride` is what each value takes in half a window.
+Place source_of(const Plan &plan, const Program::Source &source, std::int64_t stride) {
   const auto index = std::size_t(source.index);
-  const std::int64_t at = source.home == rows::window  ? window_at(source.index, piece)
-                          : source.home == rows::input ? plan.input_at[index]
-                                                       : plan.output_at[index];
+  const std::int64_t at = source.home == rows::window  ? source.index * stride
+                          : source.home == rows::input ? in_bytes(plan, plan.input_at[index])
+                                                       : in_bytes(plan, plan.output_at[index]);
   return {at, source.home, source.rank};
 }
 
 void add_action(Rows &made, const Plan &plan, const Program &program,
-                const Program::Action &action, std::int64_t piece) {
+                const Program::Action &action, std::int64_t stride) {
   constexpr std::int32_t own = -1;
   std::vector<Place> &places = made.places;
   const auto size = [&places] { return std::int32_t(places.size()); };
@@ -40,30 +43,32 @@ void add_action(Rows &made, const Plan &plan, const Program &program,
   for (auto i = action.first_source; i < action.end_source; ++i) {
     if (program.sources[std::size_t(i)].home != rows::window)
       own_source = i - action.first_source;
-    places.push_back(source_of(plan, program.sources[std::size_t(i)], piece));
+    places.push_back(source_of(plan, program.sources[std::size_t(i)], stride));
   }
   const std::int32_t end_source = size();
   if (action.window >= 0)
-    places.push_back({window_at(action.window, piece), rows::window, own});
+    places.push_back({action.window * stride, rows::window, own});
   if (action.output >= 0)
-    places.push_back({plan.output_at[std::size_t(action.output)], rows::output, own});
+    places.push_back(
+        {in_bytes(plan, plan.output_at[std::size_t(action.output)]), rows::output, own});
   const auto chunk = std::size_t(action.chunk);
   for (auto i = action.first_delivery; i < action.end_delivery; ++i)
     places.push_back(
-        {plan.output_at[chunk], rows::output, program.deliveries[std::size_t(i)]});
-  made.actions.push_back({plan.size[chunk], first, end_source - first, size() - end_source,
-                          action.first_wait, action.end_wait, action.completes,
+        {in_bytes(plan, plan.output_at[chunk]), rows::output,
+         program.deliveries[std::size_t(i)]});
+  made.actions.push_back({in_bytes(plan, plan.size[chunk]), first, end_source - first,
+                          size() - end_source, action.first_wait, action.end_wait, action.completes,
                           action.is_awaited, action.chunk, own_source});
 }
 
-Rows rows_of(const Plan &plan, const Program &program, std::int64_t piece) {
+Rows rows_of(const Plan &plan, const Program &program, std::int64_t stride) {
   Rows made;
   for (const Program::Action &action : program.actions) {
     if (action.end_source - action.first_source > most_ranks ||
         action.end_delivery - action.first_delivery > most_ranks)
       throw std::invalid_argument("an action has more sources or deliveries than a device "
                                   "can hold: choose another algorithm");
-    add_action(made, plan, program, action, piece);
+    add_action(made, plan, program, action, stride);
   }
   return made;
 }
@@ -109,7 +114,7 @@ template <class Row> std::uint32_t PackedPlan::add(const std::vector<Row> &table
 
 ProgramTables PackedPlan::add(std::size_t mode, bool as_packets) {
   const Program &program = *plan_->programs[mode];
-  const std::int64_t piece = plan_->piece[mode];
+  const std::int64_t piece = in_bytes(*plan_, plan_->piece[mode]);
   ProgramTables made{};
   const Rows rows = rows_of(*plan_, program, as_packets ? 1 : piece);
   const std::uint32_t first = add(rows.actions);
@@ -135,7 +140,7 @@ Launch PackedPlan::launch(const std::byte *base, std::size_t rank, std::size_t n
   const auto place = [&](ProgramTables &program, std::size_t mode) {
     program.tables = reinterpret_cast<const unsigned char *>(base) +
                      reinterpret_cast<std::uintptr_t>(program.tables);
-    program.tile = tile(mode, blocks);
+    program.tile = std::int32_t(in_bytes(*plan_, tile(mode, blocks)));
   };
   for (std::size_t mode = 0; mode < programs_.size(); ++mode)
     if (plan_->programs[mode]) {

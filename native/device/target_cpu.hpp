@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <barrier>
+#include <bit>
 #include <chrono>
 #include <cstdint>
 #include <thread>
@@ -14,6 +15,7 @@
 #define UNISONO_COLD inline
 #define UNISONO_UNROLL
 #define UNISONO_NO_UNROLL
+#define UNISONO_ASSUME_GLOBAL(address)
 
 namespace unisono::device {
 
@@ -50,11 +52,13 @@ public:
     std::uint64_t words[2];
   };
 
-  static constexpr int warp = 1; // threads that run in step
+  static constexpr int warp_bits = 0;
+  static constexpr int warp = 1 << warp_bits; // threads that run in step
   static constexpr unsigned looks_per_check = 64;
   static constexpr int narrow_sources = 2;
   static constexpr int sum_registers = 16;
   static constexpr int packets_together = 2;
+  static constexpr int packet_registers = 8, packet_sums = 16;
 
   CpuTarget(int block, int blocks, int thread, int threads, CpuBlockBarrier &barrier)
       : block_(block), blocks_(blocks), thread_(thread), threads_(threads),
@@ -91,6 +95,17 @@ public:
     for (int k = 0; k < 4; ++k)
       store_relaxed(to + k, words[k]);
   }
+  // Each word is ordered by itself, which the tools that look for races understand; a fence
+  // they do not.
+  static void load_arrival(const std::uint64_t *from, std::uint64_t (&words)[4]) {
+    for (int k = 0; k < 4; ++k)
+      words[k] = load_acquire(from + k);
+  }
+  static void store_arrival(std::uint64_t *to, const std::uint64_t (&words)[4]) {
+    for (int k = 0; k < 4; ++k)
+      store_release(to + k, words[k]);
+  }
+  static void fence() {}
   static std::uint32_t load_relaxed(const std::uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
   }
@@ -107,6 +122,7 @@ public:
   static void or_in_block(std::uint32_t *word, std::uint32_t value) {
     __atomic_fetch_or(word, value, __ATOMIC_RELAXED);
   }
+  static int bit_width(unsigned value) { return std::bit_width(value); }
   static std::uint64_t clock_ns() { return std::uint64_t(now_ns()); }
   // Sleeps when it has looked a few times: there are far more threads than cores, and who
   // is waited for needs one.

@@ -6,6 +6,8 @@
 #define UNISONO_COLD __device__ __noinline__ // rarely called: kept out of the way
 #define UNISONO_UNROLL _Pragma("unroll")
 #define UNISONO_NO_UNROLL _Pragma("unroll 1")
+// A buffer is in global memory, which is faster to access if it is known.
+#define UNISONO_ASSUME_GLOBAL(address) __builtin_assume(__isGlobal(address))
 
 #include "device/rtc_std.inl"
 
@@ -24,7 +26,8 @@ template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
 
 struct DeviceTarget {
   using Vector = uint4;
-  static constexpr int warp = 32; // threads that run in step
+  static constexpr int warp_bits = 5;
+  static constexpr int warp = 1 << warp_bits; // threads that run in step
   // How often a wait looks whether it is to be given up: about twice in a millisecond. To
   // read the host's memory and the clock slows down the blocks that move data: a broadcast
   // of 128 MiB on two ranks of an H200 took four times as long with 64.
@@ -43,8 +46,16 @@ struct DeviceTarget {
   static constexpr int sum_registers = 16;
 #endif
 
-  // Packets of a thread that are loaded together.
+  // Packets of a thread that are loaded together, if their sums take no more registers than
+  // that; and what its sums may take. From 10.0 and from 12.0 on, again less.
   static constexpr int packets_together = 2;
+#if __CUDA_ARCH__ < 1000
+  static constexpr int packet_registers = 8, packet_sums = 16;
+#elif __CUDA_ARCH__ < 1200
+  static constexpr int packet_registers = 4, packet_sums = 8;
+#else
+  static constexpr int packet_registers = 2, packet_sums = 8;
+#endif
 
   // Read anew each time: else the compiler keeps what is made of them in registers, from one
   // end of the kernel to the other.
@@ -110,6 +121,17 @@ struct DeviceTarget {
                    "l"(words[k]), "l"(words[k + 1])
                    : "memory");
   }
+  // The same of what also tells that everything before it was done: between fences.
+  UNISONO_DEVICE static void load_arrival(const std::uint64_t *from,
+                                          std::uint64_t (&words)[4]) {
+    load_packets(from, words);
+  }
+  UNISONO_DEVICE static void store_arrival(std::uint64_t *to, const std::uint64_t (&words)[4]) {
+    store_packets(to, words);
+  }
+  UNISONO_DEVICE static void fence() {
+    asm volatile("fence.acq_rel." UNISONO_SCOPE ";" ::: "memory");
+  }
   UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
     std::uint32_t value;
     asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
@@ -127,6 +149,7 @@ struct DeviceTarget {
   UNISONO_DEVICE static void or_in_block(std::uint32_t *word, std::uint32_t value) {
     atomicOr(word, value);
   }
+  UNISONO_DEVICE static int bit_width(unsigned value) { return 32 - __clz(int(value)); }
   UNISONO_DEVICE static std::uint64_t clock_ns() {
     std::uint64_t now;
     asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));

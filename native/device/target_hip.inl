@@ -5,6 +5,7 @@
 #define UNISONO_COLD __device__ __attribute__((noinline))
 #define UNISONO_UNROLL _Pragma("unroll")
 #define UNISONO_NO_UNROLL _Pragma("nounroll")
+#define UNISONO_ASSUME_GLOBAL(address)
 #define __grid_constant__
 // The files shared with the CPU do not name the device.
 #pragma clang force_cuda_host_device begin
@@ -19,11 +20,13 @@ template <class To, class From> UNISONO_DEVICE To bit_cast(const From &from) {
 
 struct DeviceTarget {
   using Vector = uint4;
-  static constexpr int warp = 64; // threads that run in step
+  static constexpr int warp_bits = 6;
+  static constexpr int warp = 1 << warp_bits; // threads that run in step
   static constexpr unsigned looks_per_check = 1024;
   static constexpr int narrow_sources = 2;
   static constexpr int sum_registers = 16;
   static constexpr int packets_together = 2;
+  static constexpr int packet_registers = 8, packet_sums = 16;
 
   UNISONO_DEVICE static int block() { return int(blockIdx.x); }
   UNISONO_DEVICE static int blocks() { return int(gridDim.x); }
@@ -58,6 +61,14 @@ struct DeviceTarget {
     for (int k = 0; k < 4; ++k)
       store_relaxed(to + k, words[k]);
   }
+  UNISONO_DEVICE static void load_arrival(const std::uint64_t *from,
+                                          std::uint64_t (&words)[4]) {
+    load_packets(from, words);
+  }
+  UNISONO_DEVICE static void store_arrival(std::uint64_t *to, const std::uint64_t (&words)[4]) {
+    store_packets(to, words);
+  }
+  UNISONO_DEVICE static void fence() { __threadfence_system(); }
   UNISONO_DEVICE static std::uint32_t load_relaxed(const std::uint32_t *word) {
     return __hip_atomic_load(word, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT);
   }
@@ -71,6 +82,7 @@ struct DeviceTarget {
   UNISONO_DEVICE static void or_in_block(std::uint32_t *word, std::uint32_t value) {
     atomicOr(word, value);
   }
+  UNISONO_DEVICE static int bit_width(unsigned value) { return 32 - __clz(int(value)); }
   // The counter of the device runs at a fixed rate; UNISONO_CLOCK_KHZ is told by the host.
   UNISONO_DEVICE static std::uint64_t clock_ns() {
     return wall_clock64() * 1000000ull / UNISONO_CLOCK_KHZ;

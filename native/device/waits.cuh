@@ -6,16 +6,16 @@
 
 #pragma once
 
-#include "device/launch.hpp"
+#include "device/flagged.cuh"
 
 namespace unisono::device {
 
-// Reports the first failure of a rank to its host.
+// Writes the first failure of a rank to where its host looks; false if there was one before.
 template <class Target>
-UNISONO_COLD void report_failure(const Launch &call, Target target, Why why, std::int32_t rank,
-                                 const Summary *other) {
+UNISONO_DEVICE bool write_failure(const Launch &call, const Target &target, Why why,
+                                  std::int32_t rank) {
   if (!target.claim(&call.words->failed))
-    return;
+    return false;
   FailureSlot &slot = *call.failure;
   slot.why = std::uint32_t(why);
   slot.rank = std::uint32_t(rank);
@@ -23,9 +23,15 @@ UNISONO_COLD void report_failure(const Launch &call, Target target, Why why, std
   slot.call = call.words->blocks[0].calls + 1;
   slot.done = call.done;
   slot.mine = call.summary;
-  if (other != nullptr)
-    slot.theirs = *other;
-  target.store_host(&slot.state, 1);
+  return true;
+}
+
+// Reports it to the host.
+template <class Target>
+UNISONO_COLD void report_failure(const Launch &call, Target target, Why why,
+                                 std::int32_t rank) {
+  if (write_failure(call, target, why, rank))
+    target.store_host(&call.failure->state, 1);
 }
 
 // Whether somebody who has waited long for a rank goes on. The first time is given 0, then what
@@ -47,7 +53,7 @@ UNISONO_COLD std::uint32_t look_around(const Launch &call, Target target, std::i
   if (target.load_acquire_host(&call.peers[rank].words->closed) != 0) {
     if (since != is_closed)
       return is_closed;
-    report_failure(call, target, Why::closed, rank, nullptr);
+    report_failure(call, target, Why::closed, rank);
     return given_up;
   }
   const auto now = std::uint32_t(target.clock_ns() >> time_unit_bits) | 1;
@@ -55,18 +61,19 @@ UNISONO_COLD std::uint32_t look_around(const Launch &call, Target target, std::i
     return now;
   if (now - since < call.timeout_ns >> time_unit_bits)
     return since;
-  report_failure(call, target, Why::timeout, rank, nullptr);
+  report_failure(call, target, Why::timeout, rank);
   return given_up;
 }
+
+template <class Target>
+UNISONO_COLD void report_mismatch(const Launch &call, Target target, const Arrival &arrival,
+                                  U64 number, std::int32_t rank);
 
 template <class Target> class Waits {
 public:
   UNISONO_DEVICE Waits(const Launch &call, const Target &target) : call_(call), target_(target) {}
 
   UNISONO_DEVICE BlockWords &mine() const { return call_.words->blocks[target_.block()]; }
-
-  // Of this call; read again where it is needed, which saves registers.
-  UNISONO_DEVICE U64 number() const { return mine().calls + 1; }
 
   // Polls a word of a rank until it is at least `least`; false if the call is given up. After
   // some looks an acquire load is made only of what is there: it disturbs other blocks.
@@ -90,25 +97,75 @@ public:
     return since_ != 0;
   }
 
-  // Whether a rank that has arrived makes the same call, by two of its facts.
-  UNISONO_DEVICE bool agrees(const Arrival &arrival, U64 fingerprint, U64 flags,
-                             std::int32_t rank) {
-    constexpr U64 exposed = exposes_input | exposes_output;
-    if (fingerprint == call_.fingerprint && ((flags ^ own_flags()) & ~exposed) == 0)
+  // Waits for data of a rank that have flags; false if the call is given up.
+  template <int units>
+  UNISONO_DEVICE bool read(const U64 (*from)[flagged_words], U64 flag, std::int32_t rank,
+                           Flagged<Target> (&read)[units]) {
+    UNISONO_NO_UNROLL
+    for (unsigned looks = 1;; ++looks) {
+      UNISONO_UNROLL
+      for (int u = 0; u < units; ++u)
+        target_.load_arrival(from[u], read[u].words);
+      std::uint32_t different = 0;
+      UNISONO_UNROLL
+      for (int u = 0; u < units; ++u)
+        different |= read[u].difference(flag);
+      if (different == 0)
+        return true;
+      if (looks % Target::looks_per_check == 0 && !goes_on(rank))
+        return false;
+      target_.pause(looks);
+    }
+  }
+
+  // Waits until a rank begins this call, and reads so many vectors of its facts; false if the
+  // call is given up, or differs from that rank's.
+  template <int units>
+  UNISONO_DEVICE bool sees(const Arrival &arrival, U64 call, std::int32_t rank,
+                           Flagged<Target> (&facts)[units]) {
+    constexpr auto exposed = std::uint32_t(exposes_input | exposes_output);
+    if (!read(arrival.facts, flag_of(call), rank, facts))
+      return false;
+    const auto first = bit_cast<First>(facts[0].data());
+    if (first.fingerprint == call_.fingerprint &&
+        ((first.flags ^ own_flags()) & ~exposed) == 0)
       return true;
-    report_failure(call_, target_, Why::mismatch, rank, &arrival.summary);
+    report_mismatch(call_, target_, arrival, call, rank);
     return false;
   }
 
   // What a rank says of its call beside the fingerprint.
-  UNISONO_DEVICE U64 own_flags() const {
-    return call_.flags | U64(target_.blocks()) << flag_bits;
+  UNISONO_DEVICE std::uint32_t own_flags() const {
+    return std::uint32_t(call_.flags) | std::uint32_t(target_.blocks()) << flag_bits;
   }
 
 private:
+  struct First { // of the facts
+    U64 fingerprint;
+    std::uint32_t flags, unused;
+  };
+
   const Launch &call_;
   Target target_;
   std::uint32_t since_ = 0; // see look_around
 };
+
+// Reports that a rank makes another call. Its summary is stored right behind its facts.
+template <class Target>
+UNISONO_COLD void report_mismatch(const Launch &call, Target target, const Arrival &arrival,
+                                  U64 number, std::int32_t rank) {
+  using Of = Vectors<typename Target::Vector, Summary>;
+  Flagged<Target> read[Of::count];
+  if (!Waits<Target>(call, target).read(arrival.summary, flag_of(number), rank, read))
+    return;
+  if (!write_failure(call, target, Why::mismatch, rank))
+    return;
+  Of theirs;
+  UNISONO_UNROLL
+  for (int u = 0; u < Of::count; ++u)
+    theirs.of[u] = read[u].data();
+  call.failure->theirs = bit_cast<Summary>(theirs);
+  target.store_host(&call.failure->state, 1);
+}
 
 } // namespace unisono::device

@@ -15,8 +15,8 @@ from unisono.errors import BadArgument, CompilationFailed, DeviceError
 ROOT = Path(__file__).parents[2]
 FULL = 90  # the architecture for which every pair is compiled
 OTHERS = (75, 80, 100, 120)
-MOST_REGISTERS = [64, 112]
-"""Of each kernel: two blocks of 512 threads on a multiprocessor, or of 288."""
+MOST_REGISTERS = 64
+"""Of a kernel: two blocks of 512 threads on a multiprocessor."""
 
 
 def has_meaning(dtype, op):
@@ -73,15 +73,14 @@ def test_kernel_compiles_without_warnings_and_spills(library, case):
     assert "warning" not in log.lower()
     entries = re.findall(r"Compiling entry function '(\w+)'", log)
     assert sorted(entries) == sorted(rtc.ENTRIES)
-    most = dict(zip(rtc.ENTRIES, MOST_REGISTERS, strict=True))
     assert all(entry.encode() in image for entry in entries)
     frame = re.findall(r"(\d+) bytes (stack frame|spill stores|spill loads)", log)
     assert set(frame) == {
         ("0", s) for s in ("stack frame", "spill stores", "spill loads")
     }
     registers = re.findall(r"Used (\d+) registers", log)
-    for entry, used in zip(entries, registers, strict=True):
-        assert int(used) <= most[entry]
+    assert len(registers) == len(entries)
+    assert max(map(int, registers)) <= MOST_REGISTERS
 
 
 def test_sources_are_those_of_this_tree():

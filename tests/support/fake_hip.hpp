@@ -20,6 +20,8 @@ struct dim3 {
 extern const dim3 blockIdx, gridDim, threadIdx, blockDim;
 
 void __syncthreads();
+void __threadfence_system();
+int __clz(int);
 int __syncthreads_or(int);
 template <class T> T __hip_atomic_load(const T *, int order, int scope);
 template <class T> void __hip_atomic_store(T *, T value, int order, int scope);
