@@ -503,19 +503,36 @@ private:
     m.end = !is_small ? 0 : end < m.bytes ? end : m.bytes;
   }
 
-  // Other blocks and ranks may still write to this rank's output, so what it holds after a
-  // failure is not defined; but nobody takes an unwritten part for a result.
+  // Nobody takes what this block has left unwritten for a result. Tiles of other blocks are not
+  // its business: they may be complete, and in place other ranks may still read them. Ranks that
+  // deliver to this rank's output may do so later, so what it holds after a failure is not
+  // defined.
   UNISONO_DEVICE void abandon() {
-    const std::int64_t blocks = target_.blocks();
-    const std::int64_t each = (call_.output_bytes + blocks - 1) / blocks;
-    const std::int64_t first = each * target_.block();
-    const std::int64_t end =
-        first + each < call_.output_bytes ? first + each : call_.output_bytes;
     UNISONO_NO_UNROLL
-    for (std::int64_t i = first + target_.thread(); i < end; i += target_.threads())
-      call_.output[i] = static_cast<unsigned char>(call_.lost_value);
+    for (std::int32_t c = 0; c < call_.num_output_chunks; ++c)
+      lose(call_.output_chunks[c]);
     if (target_.thread() == 0) // the host sees that this block has ended
       target_.store_relaxed(&mine().calls, shared_.call);
+  }
+
+  // Fills this block's tiles, which are cut as for the data.
+  UNISONO_DEVICE void lose(const OutputChunk &chunk) {
+    const ProgramTables &program = shared_.program;
+    UNISONO_NO_UNROLL
+    for (std::int64_t piece = 0; piece < chunk.size; piece += program.piece) {
+      const std::int64_t left = chunk.size - piece;
+      const std::int64_t size = left < program.piece ? left : program.piece;
+      UNISONO_NO_UNROLL
+      for (std::int64_t at = std::int64_t(target_.block()) * program.tile; at < size;
+           at += target_.blocks() * program.tile)
+        fill(chunk.at + piece + at, size - at < program.tile ? size - at : program.tile);
+    }
+  }
+
+  UNISONO_DEVICE void fill(std::int64_t first, std::int64_t count) {
+    UNISONO_NO_UNROLL
+    for (std::int64_t i = target_.thread(); i < count; i += target_.threads())
+      call_.output[first + i] = static_cast<unsigned char>(call_.lost_value);
   }
 
   const Launch &call_;

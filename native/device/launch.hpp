@@ -114,6 +114,11 @@ struct ProgramTables {
   std::int32_t tile;          // bytes; blocks take the tiles of a piece in turn
 };
 
+// A chunk of a rank's output, in bytes.
+struct OutputChunk {
+  std::int64_t at, size;
+};
+
 // Why a call was abandoned; the numbers of FailureKind in memory/layout.hpp.
 enum class Why : std::uint32_t { closed = 2, timeout = 4, mismatch = 5 };
 
@@ -150,7 +155,8 @@ struct Launch {
   const std::uint32_t *abort; // in the host's memory; not 0: end at once
   FailureSlot *failure;
   U64 timeout_ns;
-  std::int64_t output_bytes;
+  const OutputChunk *output_chunks; // each of them once
+  std::int32_t num_output_chunks;
   std::uint32_t lost_value; // the byte that fills the output of an abandoned call
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <stdexcept>
 #include <utility>
 
@@ -95,6 +96,24 @@ PackedPlan::PackedPlan(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)
       programs_[mode] = add(mode, false);
   if (fits_packets(packet_blocks))
     packets_ = add(0, true);
+  add_output_chunks();
+}
+
+// Where nothing is exposed a rank writes every chunk of its output itself, some of them more
+// than once.
+void PackedPlan::add_output_chunks() {
+  std::map<std::int32_t, OutputChunk> found;
+  if (plan_->programs[0])
+    for (const Program::Action &action : plan_->programs[0]->actions)
+      if (action.output >= 0)
+        found[action.output] = {
+            in_bytes(*plan_, plan_->output_at[std::size_t(action.output)]),
+            in_bytes(*plan_, plan_->size[std::size_t(action.chunk)])};
+  std::vector<OutputChunk> chunks;
+  for (const auto &[index, chunk] : found)
+    chunks.push_back(chunk);
+  output_chunks_ = add(chunks);
+  num_output_chunks_ = std::int32_t(chunks.size());
 }
 
 // Packets are written by the program that exposes nothing, which is run on one piece.
@@ -150,7 +169,8 @@ Launch PackedPlan::launch(const std::byte *base, std::size_t rank, std::size_t n
   launch.packets = packets_;
   if (packets_.pieces != 0)
     place(launch.packets, 0);
-  launch.output_bytes = std::int64_t(plan_->output_bytes);
+  launch.output_chunks = reinterpret_cast<const OutputChunk *>(base + output_chunks_);
+  launch.num_output_chunks = num_output_chunks_;
   launch.fingerprint = plan_->fingerprint;
   const Note &note = plan_->note;
   launch.summary = {note.count, note.content, note.root, note.collective, note.dtype, note.op,

@@ -33,6 +33,7 @@ public:
 private:
   template <class Row> std::uint32_t add(const std::vector<Row> &table);
   ProgramTables add(std::size_t mode, bool as_packets);
+  void add_output_chunks();
   std::int64_t tile(std::size_t mode, int blocks) const {
     return tile_of(plan_->piece[mode], plan_->itemsize, blocks);
   }
@@ -41,6 +42,8 @@ private:
   std::vector<std::byte> bytes_;
   std::array<ProgramTables, 4> programs_{}; // `tables` are offsets
   ProgramTables packets_{};
+  std::uint32_t output_chunks_ = 0; // where they begin
+  std::int32_t num_output_chunks_ = 0;
 };
 
 } // namespace unisono::device

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <tuple>
 #include <vector>
@@ -87,6 +88,13 @@ public:
         block.progress = generation << progress_action_bits;
   }
 
+  // Only this block of a rank has: what it waits for does not come.
+  void set_generation_of_block(std::size_t rank, std::size_t block, std::uint64_t generation) {
+    if (block >= most_blocks)
+      throw std::out_of_range("a rank has fewer blocks");
+    ranks_.at(rank).words->blocks[block].progress = generation << progress_action_bits;
+  }
+
   void abort() {
     for (Rank &rank : ranks_)
       __atomic_store_n(&rank.abort, 1, __ATOMIC_RELAXED);
@@ -140,5 +148,7 @@ void bind_device(nb::module_ &m) {
                   nb::arg("blocks"))
       .def("packets", &InterpretedWorld::packets, nb::arg("rank"))
       .def("set_generation", &InterpretedWorld::set_generation, nb::arg("generation"))
+      .def("set_generation_of_block", &InterpretedWorld::set_generation_of_block,
+           nb::arg("rank"), nb::arg("block"), nb::arg("generation"))
       .def("abort", &InterpretedWorld::abort);
 }

@@ -1,5 +1,6 @@
 """The interpreter for devices, on threads of the CPU: the schedule's bits."""
 
+import numpy as np
 import pytest
 
 from conformance import (
@@ -10,7 +11,12 @@ from conformance import (
     every_type,
     prepare,
 )
-from interpreted import MODES, InterpretedWorld
+from interpreted import (
+    MODES,
+    PACKETS,
+    InterpretedWorld,
+    with_block_that_gives_up,
+)
 
 WORLDS = [*range(1, 9), 13]
 
@@ -74,3 +80,12 @@ def test_number_of_blocks_changes_from_call_to_call():
         blocks = (4, 1, 3, 1, 2)[turn % 5]
         case = Case("all_reduce", ("direct", "ring")[turn % 2], 3, 700 + 300 * turn)
         run_all(world, [case], [turn % 3 and 2], blocks=blocks, threads=1)
+
+
+@pytest.mark.parametrize("mode", [0, 1, PACKETS])
+def test_block_that_gives_up_leaves_nothing_unwritten(mode):
+    """And nothing but its own: the other one's results are there, if it has any."""
+    found, wanted = with_block_that_gives_up(mode)
+    assert np.isnan(found[1::2]).all()
+    finished = np.isnan(found[::2]).all() or (found[::2] == wanted[::2]).all()
+    assert finished, found

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from conformance import REDUCING, Case, numpy_dtype
+from conformance import REDUCING, Case, expected, numpy_dtype, prepare
 from unisono import _native
 from unisono.algorithms import read
 from unisono.dtypes import DTYPES
@@ -85,3 +85,24 @@ def buffers_of(case: Case, rank: int, offset: int = 0):
     if given is not None:
         x[:] = given
     return x, make(after)
+
+
+def with_block_that_gives_up(mode: int) -> tuple[np.ndarray, np.ndarray]:
+    """What rank 0 has when the second of two blocks waited in vain; what it should be.
+
+    An all_reduce of 256 values: tiles of 64 belong to the blocks in turn.
+    """
+    world = InterpretedWorld(2, 1 << 16)
+    case = Case("all_reduce", "direct", 2, 256)
+    prepare([case])
+    world.native.set_generation_of_block(0, 1, 5)
+    buffers = [buffers_of(case, r) for r in range(2)]
+    calls = [
+        (plan, x.ctypes.data, out.ctypes.data, mode)
+        for plan, (x, out) in zip(plans(case, 1 << 16), buffers, strict=True)
+    ]
+    reported = world.native.run(calls, 2, 2, int(0.3e9))
+    assert reported[0][0] != 0, reported
+    wanted = expected(case)[0]
+    assert wanted is not None
+    return buffers[0][1].reshape(4, 64), wanted.reshape(4, 64)
