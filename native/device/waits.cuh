@@ -10,6 +10,15 @@
 
 namespace unisono::device {
 
+// The number of this call, by the words of block 0, which takes part in all calls. That block
+// may have ended the call if another one has waited too long; if calls differ, it has not.
+template <class Target>
+UNISONO_DEVICE U64 number_of_failed(const Launch &call, const Target &target, Why why) {
+  const BlockWords &first = call.words->blocks[0];
+  return why == Why::mismatch ? target.load_relaxed(&first.calls) + 1
+                              : target.load_relaxed(&first.begun);
+}
+
 // Writes the first failure of a rank to where its host looks; false if there was one before.
 template <class Target>
 UNISONO_DEVICE bool write_failure(const Launch &call, const Target &target, Why why,
@@ -20,7 +29,7 @@ UNISONO_DEVICE bool write_failure(const Launch &call, const Target &target, Why 
   slot.why = std::uint32_t(why);
   slot.rank = std::uint32_t(rank);
   slot.block = std::uint32_t(target.block());
-  slot.call = call.words->blocks[0].calls + 1;
+  slot.call = number_of_failed(call, target, why);
   slot.done = call.done;
   slot.mine = call.summary;
   return true;
