@@ -69,7 +69,8 @@ private:
   }
 
   // The messages, in the order of those that read them, numbered for each receiver. Those
-  // of one step go to different ranks at the same time: each sender begins with the next one.
+  // of one step go to different ranks at the same time, and of those to one rank what was
+  // made first goes first. Any order inside a step will do, as lower.py says.
   void send() {
     messages_.clear();
     last_message_.clear();
@@ -81,6 +82,7 @@ private:
     std::stable_sort(messages_.begin(), messages_.end(), [](const auto &a, const auto &b) {
       return std::get<0>(a) < std::get<0>(b);
     });
+    order_as_read();
     std::map<std::int32_t, std::int32_t> count;
     std::vector<Program::Message> rows;
     for (const auto &[_, v, w] : messages_) {
@@ -93,11 +95,29 @@ private:
       rows_ = std::move(rows);
   }
 
-  using Order = std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t>;
+  // Several messages to one reader, in the order of its sources.
+  void order_as_read() {
+    for (auto first = messages_.begin(); first != messages_.end();) {
+      const Index w = std::get<2>(*first);
+      const auto end = std::find_if(first, messages_.end(), [w](const auto &message) {
+        return std::get<2>(message) != w;
+      });
+      if (end - first == 1) {
+        first = end;
+        continue;
+      }
+      for (const Index s : versions_.sources(at(w)))
+        if (at(s).rank == rank_)
+          std::get<1>(*first++) = s;
+    }
+  }
+
+  using Order =
+      std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>;
 
   Order comes(Index w, std::int32_t hop) const {
     const std::int32_t far = nearest(versions_, at(w).rank, versions_.sources(at(w)));
-    return {at(w).step, far, hop, at(w).slot};
+    return {at(w).step, far, hop, latest(versions_, at(w)), at(w).slot};
   }
 
   // How much further that rank is than this one, counting up and around.

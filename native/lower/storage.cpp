@@ -148,7 +148,15 @@ Storage::Turn Storage::turn(Index index) const {
       readers.push_back(w);
   const std::int32_t next =
       v.given() ? nearest(versions_, v.rank, readers) : nearest(versions_, v.rank, sources);
-  return {v.step, arrives, v.delivers && !arrives, next, v.slot};
+  return {v.step, arrives, v.delivers && !arrives, next, latest(versions_, v), v.slot};
+}
+
+std::int32_t latest(const Versions &versions, const Version &v) {
+  std::int32_t step = none;
+  for (const Index s : versions.sources(v))
+    if (versions.reads_from_afar(versions.at(s), v))
+      step = std::max(step, versions.at(s).step);
+  return step;
 }
 
 } // namespace unisono::lowering

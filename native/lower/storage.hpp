@@ -22,7 +22,7 @@ private:
   struct Turn {
     std::int32_t step;
     bool arrives, brings;
-    std::int32_t nearest, slot;
+    std::int32_t nearest, latest, slot;
     auto operator<=>(const Turn &) const = default;
   };
   struct Load {
@@ -56,5 +56,8 @@ std::int32_t nearest(const Versions &versions, std::int32_t rank, const Indices 
   }
   return least;
 }
+
+// The last step in which something was made that v gets from other hosts; -1 without any.
+std::int32_t latest(const Versions &versions, const Version &v);
 
 } // namespace unisono::lowering

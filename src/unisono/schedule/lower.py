@@ -22,11 +22,14 @@ their outputs, and they need not read it.
 Between hosts a transfer becomes a *message*: its rank sends the version from where it
 is stored as soon as it is made, concurrently with other actions, and the source of the
 action that reads it is the stream it arrives on. The messages from one rank to another
-have one order, that of the actions that read them. A buffer may be overwritten when its
-message has been sent. That cannot deadlock: a message is read in an earlier step than
-the action that waits until it is sent (otherwise it is sent from the window, which no
-rank overwrites), and it is made in an earlier step than it is read, so the first action
-in the order of steps can always run.
+have one order, that of the actions that read them: by steps, and in a step those first
+that were made first, so that what is there need not wait for what is not. A buffer may
+be overwritten when its message has been sent. That cannot deadlock: a message is read
+in an earlier step than the action that waits until it is sent (otherwise it is sent
+from the window, which no rank overwrites), and it is made in an earlier step than it is
+read, so the first action in the order of steps can always run: the messages before its
+own have been read by actions before it. Any order inside a step will do, as long as
+both ends have the same.
 
 With a codec, others read codes instead of values: each has its own place in its rank's
 window, and messages are sent from there, too. Nothing is exposed or delivered then.
@@ -116,7 +119,7 @@ def _lowered(
         by_rank[v.rank].append(v)
     places, codes = zip(*map(_placed, by_rank), strict=True)
     acts = [_numbered(mine, n, hosts) for mine in by_rank]
-    messages = [_messages(mine, n) for mine in by_rank]
+    messages = _messages(made, n, hosts)
     lead = tuple(sum(v.given and not v.delivers for v in mine) for mine in acts)
     sums = [v for v in made if len(v.sources) > 1]
     programs = [
@@ -256,11 +259,12 @@ def _numbered(mine: Iterable[Version], n: int, hosts: Sequence[int]) -> list[Ver
     same one; and with those of their own host, while messages are still on the way.
     """
 
-    def turn(v: Version) -> tuple[int, bool, bool, int, int]:
+    def turn(v: Version) -> tuple[int, bool, bool, int, int, int]:
         arrives = any(hosts[s.rank] != hosts[v.rank] for s in v.sources)
         brings = bool(v.delivers) and not arrives
         peers = v.local_readers if v.given else v.sources
-        return v.step, arrives, brings, _nearest(v, peers, n), v.slot
+        far, late = _nearest(v, peers, n), _latest(v, hosts)
+        return v.step, arrives, brings, far, late, v.slot
 
     acts = [v for v in mine if v.in_window or v.output or v.delivers]
     acts.sort(key=turn)
@@ -274,27 +278,41 @@ def _nearest(v: Version, peers: Iterable[Version], n: int) -> int:
     return min(((w.rank - v.rank) % n for w in peers if w.rank != v.rank), default=0)
 
 
-def _messages(mine: Iterable[Version], n: int) -> list[tuple[Version, Version]]:
-    """What a rank sends, and to which reader: in the order of the readers.
+def _latest(v: Version, hosts: Sequence[int]) -> int:
+    """The last step in which something was made that v gets from other hosts."""
+    host = hosts[v.rank]
+    return max((s.step for s in v.sources if hosts[s.rank] != host), default=-1)
 
-    Those of one step go to different ranks at the same time, or all would send to rank
-    0 first: what is in a socket leaves before what comes later.
+
+def _messages(
+    made: Iterable[Version], n: int, hosts: Sequence[int]
+) -> list[list[tuple[Version, Version]]]:
+    """What each rank sends, and to which reader: in the order of the readers.
+
+    It is that of `_numbered`, for one rank. So the messages to it come as it reads
+    them; those to one reader are in the order of its sources. Those of one step go to
+    different ranks at the same time, or all would send to rank 0 first: what is in a
+    socket leaves before what comes later.
     """
-    sent = [(v, w) for v in mine for w in v.remote_readers]
-    sent.sort(key=lambda pair: _comes(pair[1], (pair[1].rank - pair[0].rank) % n, n))
-    count: Counter[int] = Counter()
-    for v, w in sent:
-        v.messages[w.rank] = count[w.rank]
-        count[w.rank] += 1
-    return sent
+    sent: list[list[tuple[_Turn, Version, Version]]] = [[] for _ in range(n)]
+    for w in made:
+        remote = [s for s in w.sources if hosts[s.rank] != hosts[w.rank]]
+        if not remote:
+            continue
+        far, late = _nearest(w, w.sources, n), _latest(w, hosts)
+        for s in remote:
+            turn = w.step, far, (w.rank - s.rank) % n, late, w.slot
+            sent[s.rank].append((turn, s, w))
+    for mine in sent:
+        mine.sort(key=lambda message: message[0])
+        count: Counter[int] = Counter()
+        for _, v, w in mine:
+            v.messages[w.rank] = count[w.rank]
+            count[w.rank] += 1
+    return [[(v, w) for _, v, w in mine] for mine in sent]
 
 
-def _comes(reader: Version, hop: int, n: int) -> tuple[int, int, int, int]:
-    """The order of the readers of messages; that of `_numbered`, for one rank.
-
-    `hop` is how much further the reader is than the sender.
-    """
-    return reader.step, _nearest(reader, reader.sources, n), hop, reader.slot
+_Turn = tuple[int, int, int, int, int]
 
 
 def _program(
