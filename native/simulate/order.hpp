@@ -2,11 +2,12 @@
 //
 // What a rank sends to another in one step is one message. With streams each chunk that is
 // copied is one, as in the runtime between hosts: a chunk that is there need not wait for
-// others of its step, and one that is not holds up those behind it. (Those that are added
-// up are one still: that is nearer to what was measured, docs/simulation.md.) A message
-// waits for those that wrote the slots that it reads, and for those that read or wrote the
-// slots that it overwrites: the last writers and readers of every slot are recorded, step by
-// step.
+// others of its step, and one that is not holds up those behind it. They leave in the order
+// of the arrays, which src/unisono/schedule/message_order.py makes that of the runtime.
+// (Those that are added up are one still: that is nearer to what was measured,
+// docs/simulation.md.) A message waits for those that wrote the slots that it reads, and for
+// those that read or wrote the slots that it overwrites: the last writers and readers of
+// every slot are recorded, step by step.
 
 #pragma once
 

@@ -3,9 +3,10 @@
 A message waits until everything that it reads and overwrites is done (the dependencies
 of the schedule, not its steps), and until its sender's earlier messages are sent; or,
 if the topology has `streams`, those to the same rank. What a rank sends to another in a
-step is one message; with `streams` each chunk that is copied is. Then it is a flow
-along its route. When a flow begins or ends, the rates of flows that share a saturated
-link with it are computed again, max-min fair. The native core does the work.
+step is one message; with `streams` each chunk that is copied is, and those of one step
+leave in the runtime's order. Then it is a flow along its route. When a flow begins or
+ends, the rates of flows that share a saturated link with it are computed again, max-min
+fair. The native core does the work.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 
 from unisono.errors import UsageError
 from unisono.schedule.collective import Ints
+from unisono.schedule.message_order import MessageOrder
 from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
 from unisono.simulate.conditions import SimulatedWorld
@@ -105,9 +107,10 @@ def loaded(
         world.topology.duplex,
         world.topology.streams,
     )
+    order = MessageOrder(world.n, sizes.size) if world.topology.streams else None
     for step in checked_steps(schedule):
         load.add(step)
-        src, dst, chunk, mask, into = step.flat()
+        src, dst, chunk, mask, into = step.flat() if order is None else order.sent(step)
         simulator.add(
             _whole(src), _whole(dst), _whole(chunk), _whole(into), _whole(mask)
         )

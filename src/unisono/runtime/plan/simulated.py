@@ -33,6 +33,7 @@ from unisono.algorithms.choices import spelled
 from unisono.runtime.plan.predict import CostModel, step_costs
 from unisono.schedule.collective import BARRIER, Ints
 from unisono.schedule.counts import distinct
+from unisono.schedule.message_order import MessageOrder
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.traffic import Floats
 
@@ -118,11 +119,15 @@ def _message(
 def _steps(
     collective: str, algorithm: str, n: int
 ) -> tuple[Schedule, tuple[Transfers, ...]]:
-    """A schedule, and the arrays src, dst, chunk, into and reduces of its steps."""
+    """A schedule, and the arrays src, dst, chunk, into and reduces of its steps.
+
+    What a rank sends to another is in the order in which it leaves.
+    """
     made = schedule(collective, algorithm, n)
+    order = MessageOrder(n, made.num_slots)
     found = []
     for step in made:
-        src, dst, chunk, mask, into = step.flat()
+        src, dst, chunk, mask, into = order.sent(step)
         arrays = src, dst, chunk, into, mask
         found.append(tuple(np.ascontiguousarray(array) for array in arrays))
     return made, tuple(found)
@@ -184,7 +189,10 @@ class _Network:
     def seconds_backwards(self, steps: tuple[Transfers, ...], sizes: Floats) -> float:
         """The same from the last message to the first, with nothing added up."""
         simulator = self._simulator(sizes, 0.0)
-        for src, dst, chunk, into, mask in reversed(steps):
+        for step in reversed(steps):
+            src, dst, chunk, into, mask = (
+                np.ascontiguousarray(array[::-1]) for array in step
+            )
             simulator.add(dst, src, into, chunk, mask)
         src, dst = np.divmod(simulator.unknown(), self.n)
         return self._run(simulator, dst * self.n + src)
