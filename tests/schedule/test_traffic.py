@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from unisono import Schedule, schedule
 from unisono.algorithms import library
 from unisono.errors import BadArgument
+from unisono.schedule import traffic as counting
+from unisono.schedule.counts import distinct
 from unisono.schedule.traffic import ROWS, traffic
 
 law = settings(max_examples=60)
@@ -117,3 +119,20 @@ def test_fan_is_with_how_many_ranks_of_other_hosts_one_exchanges_messages(
     name, hosts, fan
 ):
     assert traffic(schedule("broadcast", name, 4), hosts).fan == fan
+
+
+def test_fan_keeps_no_more_than_the_different_pairs_of_each_batch(monkeypatch):
+    """A ring of many has n pairs, however many transfers."""
+    sizes = []
+
+    def counted(values):
+        sizes.append(values.size)
+        return distinct(values)
+
+    made = schedule("all_reduce", "ring", 8)
+    steps = list(made)
+    monkeypatch.setattr(counting, "distinct", counted)
+    monkeypatch.setattr(counting, "MOST_AT_ONCE", 16)
+    assert counting._fan(steps, np.arange(8)) == 1
+    assert max(sizes[:-1]) <= 16
+    assert sizes[-1] == 7 * 8

@@ -23,7 +23,7 @@ from unisono.schedule.collective import BARRIER, Ints
 from unisono.schedule.counts import distinct
 from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
-from unisono.schedule.step import Bools, Step, whole_numbers
+from unisono.schedule.step import Bools, Step, together, whole_numbers
 
 Floats = NDArray[np.float64]
 
@@ -124,9 +124,10 @@ def traffic(schedule: Schedule, hosts: Sequence[int] | Ints) -> Traffic:
 def _fan(steps: Sequence[Step], host: Ints) -> int:
     """The most ranks of other hosts to whom a rank sends, or from whom it receives."""
     pairs = [np.zeros(0, dtype=np.int64)]
-    for src, dst, *_ in (step.flat() for step in steps):
+    for batch in _batches(steps):
+        src, dst, *_ = together(batch).flat()
         away = host[src] != host[dst]
-        pairs.append(src[away] * host.size + dst[away])
+        pairs.append(distinct(src[away] * host.size + dst[away]))
     src, dst = np.divmod(distinct(np.concatenate(pairs)), host.size)
     return int(max(np.bincount(src).max(initial=0), np.bincount(dst).max(initial=0)))
 
