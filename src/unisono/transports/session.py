@@ -395,7 +395,7 @@ class Session:
                     f"{timeout_s:g} s",
                     missing=[owner],
                 )
-            time.sleep(pause)
+            time.sleep(min(pause, max(0.0, deadline - time.monotonic())))
             waited = time.monotonic() - begun
             late = min(_PAUSE_SHARE * waited, _LONGEST_LATE_S)
             pause = min(2 * pause, max(_LONGEST_PAUSE_S, late))
