@@ -7,12 +7,13 @@ from functools import partial
 from math import prod
 
 from unisono import _native, cuda_queues
+from unisono.algorithms import read
 from unisono.devices.arrays import DeviceView
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.nccl_calls import lacks
 from unisono.runtime.device.plane import WINDOW, DevicePlane, may_use_packets
 from unisono.runtime.observe.subject import DeviceCall
-from unisono.runtime.plan.plans import lowered, verified
+from unisono.runtime.plan.plans import rank_program, verified
 from unisono.units import format_bytes
 
 
@@ -32,7 +33,10 @@ def explain_on_device(plane: DevicePlane | None, call: DeviceCall, engine: str) 
         packets=(may_use_packets if plane is None else plane.may_use_packets)(nbytes),
     )
     key = what.name, choice.algorithm, n, root
-    places = [lowered(*key, mode).places for mode in range(4)]
+    spec = read(choice.algorithm)
+    places = [
+        rank_program(what.name, spec, n, root, mode, (), 0).places for mode in range(4)
+    ]
     lines = [
         f"{what.name} of {format_bytes(nbytes)} on {n} ranks by {choice.algorithm}",
         device_line(view),
