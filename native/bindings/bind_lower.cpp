@@ -2,19 +2,23 @@
 
 #include "bindings/bind.hpp"
 
+#include <limits>
 #include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/handle.hpp"
 #include "lower/lower.hpp"
+#include "lower/versions.hpp"
 
 namespace nb = nanobind;
 using namespace unisono;
@@ -56,54 +60,60 @@ std::span<const std::int64_t> holders_of(const Holders &given, std::int64_t chun
 }
 
 // The program, the places of a window, the steps that follow each other, the length of the
-// longest program, and the ranks that this one sends to.
-using LoweredRank = std::tuple<ProgramHolder, std::int32_t, std::int32_t, std::size_t,
+// longest program, whether every sum is made in one pass, and the ranks that this one sends
+// to.
+using LoweredRank = std::tuple<ProgramHolder, std::int32_t, std::int32_t, std::size_t, bool,
                                std::vector<std::size_t>>;
+// The step and the transfer that reads a slot which has nothing.
+using Empty = std::tuple<std::int32_t, std::size_t>;
 
 LoweredRank rank_of(lowering::Lowered &&made) {
   std::set<std::size_t> to;
   for (const Program::Outgoing &outgoing : made.program.outgoing)
     to.insert(outgoing.to);
   return {ProgramHolder{std::make_shared<Program>(std::move(made.program))}, made.places,
-          made.depth, made.longest, {to.begin(), to.end()}};
+          made.depth, made.longest, made.canonical, {to.begin(), to.end()}};
 }
 
-std::optional<LoweredRank> lower(std::int64_t n, std::int64_t num_chunks,
-                                 std::int64_t num_slots, const Holders &before,
-                                 const Holders &after, const std::vector<Transfers> &steps,
-                                 const std::vector<std::int64_t> &hosts, bool input_shared,
-                                 bool output_shared, std::int32_t rank) {
-  if (std::cmp_not_equal(hosts.size(), n) || rank < 0 || rank >= n || num_chunks < 0 ||
-      num_slots < num_chunks)
-    throw nb::value_error("lower: expected a host for every rank, and one of the ranks");
+void require(bool holds, const char *otherwise) {
+  if (!holds)
+    throw nb::value_error(otherwise);
+}
+
+// How many versions and sources there can be at most: their indices have 32 bits.
+std::int64_t most_indices(std::int64_t n, std::int64_t num_chunks, const Holders &before,
+                          const std::vector<Transfers> &steps) {
+  std::int64_t transfers = 0;
+  for (const Transfers &step : steps)
+    transfers += static_cast<std::int64_t>(std::get<0>(step).size());
+  return (before ? num_chunks : n * num_chunks) + 2 * transfers;
+}
+
+// None if the schedule adds chunks of different names.
+std::variant<LoweredRank, Empty, std::monostate>
+lower(std::int64_t n, std::int64_t num_chunks, std::int64_t num_slots, const Holders &before,
+      const Holders &after, const std::vector<Transfers> &steps,
+      const std::vector<std::int64_t> &hosts, bool input_shared, bool output_shared,
+      std::int32_t rank) {
+  constexpr auto most = std::numeric_limits<std::int32_t>::max();
+  require(std::cmp_equal(hosts.size(), n), "lower: expected a host for every rank");
+  require(rank >= 0 && rank < n, "lower: expected one of the ranks");
+  require(num_chunks >= 0 && num_slots >= num_chunks, "lower: fewer slots than chunks");
+  require(num_slots <= most && n <= most, "lower: there are more chunks than can be numbered");
+  require(most_indices(n, num_chunks, before, steps) <= most,
+          "lower: there are more values than can be numbered");
   lowering::Input input{n, num_chunks, num_slots, holders_of(before, num_chunks, n),
                         holders_of(after, num_chunks, n), hosts, {}};
   for (const Transfers &step : steps)
     input.steps.push_back(step_of(step));
   const nb::gil_scoped_release released;
-  auto made = lowering::lower(input, {input_shared, output_shared}, rank);
-  return made ? std::optional(rank_of(*std::move(made))) : std::nullopt;
-}
-
-// The tables of a program, as its constructor takes them, for tests.
-auto tables(const ProgramHolder &self) {
-  const Program &made = *self.program;
-  std::vector<std::vector<std::int32_t>> actions, sources, waits, exits, messages;
-  for (const Program::Action &a : made.actions)
-    actions.push_back({a.chunk, a.window, a.output, a.completes, a.first_source, a.end_source,
-                       a.first_wait, a.end_wait, a.first_delivery, a.end_delivery, a.code,
-                       a.back, a.is_awaited});
-  for (const Program::Source &s : made.sources)
-    sources.push_back({s.home, s.rank, s.index});
-  for (const Program::Wait &w : made.waits)
-    waits.push_back({w.rank, w.count});
-  for (const Program::Wait &w : made.exits)
-    exits.push_back({w.rank, w.count});
-  for (const Program::Outgoing &outgoing : made.outgoing)
-    for (const Program::Message &m : outgoing.messages)
-      messages.push_back({m.to, m.chunk, m.home, m.index, m.after});
-  return std::make_tuple(actions, sources, waits, exits, made.lead, made.readers,
-                         made.deliveries, messages, made.incoming);
+  try {
+    if (auto made = lowering::lower(input, {input_shared, output_shared}, rank))
+      return rank_of(*std::move(made));
+  } catch (const lowering::EmptySlot &empty) {
+    return Empty{empty.step, empty.transfer};
+  }
+  return std::monostate{};
 }
 
 } // namespace
@@ -113,5 +123,4 @@ void bind_lower(nb::module_ &m) {
         nb::arg("before").none(), nb::arg("after").none(), nb::arg("steps"),
         nb::arg("hosts"), nb::arg("input_shared"), nb::arg("output_shared"),
         nb::arg("rank"));
-  m.def("program_tables", &tables, nb::arg("program"));
 }

@@ -94,6 +94,8 @@ void make_plan(PlanHolder *self, const std::vector<const ProgramHolder *> &progr
   if (coding)
     plan->coding = coding_of(*coding, DType(dtype));
   for (std::size_t i = 0; i < programs.size() && i < 4; ++i) {
+    if (programs[i]->program->actions.size() > most_actions)
+      throw nb::value_error("a program has more actions than a progress word can count");
     plan->programs[i] = programs[i]->program;
     plan->piece[i] = piece.at(i);
     plan->pieces[i] = pieces.at(i);

@@ -1,6 +1,6 @@
-// The rows of a program's tables, as src/unisono/runtime/plan/plans.py writes them. The
-// engine and the interpreter for devices read the same tables; a device's compiler has no
-// standard library.
+// The rows of a program's tables, as native/lower and src/unisono/runtime/plan/programs.py
+// write them. The engine and the interpreter for devices read the same tables; a device's
+// compiler has no standard library.
 
 #pragma once
 

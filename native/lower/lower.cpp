@@ -32,13 +32,21 @@ public:
       add(static_cast<std::int32_t>(rank));
     mark_awaited();
     found_.places = storage_.places;
-    for (Index v = 0; v < versions_.size(); ++v)
-      found_.depth = std::max(found_.depth, versions_.at(v).step + 1);
+    for (Index v = 0; v < versions_.size(); ++v) {
+      found_.depth = std::max(found_.depth, at(v).step + 1);
+      found_.canonical &= at(v).num_sources() <= 1 || adds_all_inputs(at(v));
+    }
     return std::move(found_);
   }
 
 private:
   const Version &at(Index v) const { return versions_.at(v); }
+  bool adds_all_inputs(const Version &v) const {
+    const auto sources = versions_.sources(v);
+    return v.num_sources() == versions_.input().n &&
+           std::all_of(sources.begin(), sources.end(),
+                       [this](Index s) { return at(s).given(); });
+  }
   bool is_wanted() const { return rank_ == wanted_; }
   bool is_local(const Version &v) const {
     return versions_.input().on_one_host(v.rank, rank_);
@@ -52,7 +60,7 @@ private:
     send();
     for (const Index v : storage_.acts[static_cast<std::size_t>(rank)])
       act(v);
-    keep_results();
+    copy_given_results();
     find_exits();
     if (is_wanted())
       find_readers();
@@ -77,8 +85,8 @@ private:
     for (const Index v : storage_.mine[static_cast<std::size_t>(rank_)])
       if (at(v).remote_readers > 0)
         for (const Index w : versions_.readers(v))
-          if (versions_.reads_from_afar(at(v), at(w)))
-            messages_.emplace_back(comes(w, hop_to(at(w).rank)), v, w);
+          if (versions_.reads_from_other_host(at(v), at(w)))
+            messages_.emplace_back(order_of(w, hop_to(at(w).rank)), v, w);
     std::stable_sort(messages_.begin(), messages_.end(), [](const auto &a, const auto &b) {
       return std::get<0>(a) < std::get<0>(b);
     });
@@ -90,7 +98,7 @@ private:
       rows.push_back(message(v, w));
       await_own(rows.back().after);
     }
-    leaving_.assign(count.begin(), count.end());
+    sent_to_.assign(count.begin(), count.end());
     if (is_wanted())
       rows_ = std::move(rows);
   }
@@ -115,9 +123,9 @@ private:
   using Order =
       std::tuple<std::int32_t, std::int32_t, std::int32_t, std::int32_t, std::int32_t>;
 
-  Order comes(Index w, std::int32_t hop) const {
-    const std::int32_t far = nearest(versions_, at(w).rank, versions_.sources(at(w)));
-    return {at(w).step, far, hop, latest(versions_, at(w)), at(w).slot};
+  Order order_of(Index w, std::int32_t hop) const {
+    const std::int32_t distance = nearest(versions_, at(w).rank, versions_.sources(at(w)));
+    return {at(w).step, distance, hop, latest_step(versions_, at(w)), at(w).slot};
   }
 
   // How much further that rank is than this one, counting up and around.
@@ -269,7 +277,7 @@ private:
   }
 
   // What is given and already the result must only be copied to the output.
-  void keep_results() {
+  void copy_given_results() {
     for (const Index index : storage_.mine[static_cast<std::size_t>(rank_)]) {
       const Version &v = at(index);
       if (!v.given() || !v.final || v.action >= 0)
@@ -291,7 +299,7 @@ private:
       if (at(v).delivered)
         await(at(versions_.sources(at(v))[0]));
     take_waits(&found_.program.exits);
-    for (const auto &[to, count] : leaving_)
+    for (const auto &[to, count] : sent_to_)
       add_wait(found_.program.exits, {to, count});
   }
 
@@ -324,7 +332,7 @@ private:
   std::unordered_map<Index, std::map<std::int32_t, std::int32_t>> last_message_;
   std::vector<std::pair<std::int32_t, Index>> exposed_;
   std::vector<std::tuple<Order, Index, Index>> messages_;
-  std::vector<std::pair<std::int32_t, std::int32_t>> leaving_; // how many go to each rank
+  std::vector<std::pair<std::int32_t, std::int32_t>> sent_to_; // how many go to each rank
   std::vector<Program::Message> rows_;
   std::set<std::int32_t> awaited_;
 };

@@ -7,7 +7,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 #include "engine/program.hpp"
 #include "lower/versions.hpp"
@@ -20,11 +19,13 @@ struct Shared {
 };
 
 // One rank's program; and of all ranks, the places that a window must have, the steps that
-// follow each other, and the actions of the longest program.
+// follow each other, the actions of the longest program, and whether every sum is made in
+// one pass over all ranks' inputs.
 struct Lowered {
   Program program;
   std::int32_t places = 0, depth = 0;
   std::size_t longest = 0;
+  bool canonical = true;
 };
 
 // Nothing if the schedule adds chunks of different names, which cannot be run.

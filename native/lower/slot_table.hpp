@@ -1,4 +1,5 @@
-// A table from slots, which are numbers, to indices: open addressing, nothing is removed.
+// A table from slots, which are numbers, to indices: open addressing, nothing is removed but
+// all at once.
 
 #pragma once
 
@@ -16,8 +17,10 @@ public:
     if (2 * (used_ + 1) > cells_.size())
       grow();
     Cell &cell = cells_[position(key)];
-    used_ += cell.key != key;
-    cell.key = key;
+    if (is_free(cell)) {
+      cell = {key, -1, round_};
+      ++used_;
+    }
     return cell.value;
   }
 
@@ -25,27 +28,30 @@ public:
     if (cells_.empty())
       return -1;
     const Cell &cell = cells_[position(key)];
-    return cell.key == key ? cell.value : -1;
+    return is_free(cell) ? -1 : cell.value;
   }
 
+  // Touches no cell, so that a large step does not make all later ones slow.
   void clear() {
-    if (used_ != 0)
-      cells_.assign(cells_.size(), {});
+    ++round_;
     used_ = 0;
   }
 
 private:
-  static constexpr std::uint64_t free = ~std::uint64_t{0};
+  // In use if it was filled since the table was cleared last. Steps are counted in 31 bits.
   struct Cell {
-    std::uint64_t key = free;
+    std::uint64_t key = 0;
     std::int32_t value = -1;
+    std::uint32_t round = 0;
   };
+
+  bool is_free(const Cell &cell) const { return cell.round != round_; }
 
   // Where the key is, or would be.
   std::size_t position(std::uint64_t key) const {
     const std::size_t mask = cells_.size() - 1;
     std::size_t at = (key * 0x9e3779b97f4a7c15u) >> (64 - std::countr_zero(cells_.size()));
-    while (cells_[at].key != free && cells_[at].key != key)
+    while (!is_free(cells_[at]) && cells_[at].key != key)
       at = (at + 1) & mask;
     return at;
   }
@@ -54,12 +60,13 @@ private:
     std::vector<Cell> old(cells_.empty() ? 64 : 2 * cells_.size());
     old.swap(cells_);
     for (const Cell &cell : old)
-      if (cell.key != free)
+      if (!is_free(cell))
         cells_[position(cell.key)] = cell;
   }
 
   std::vector<Cell> cells_;
   std::size_t used_ = 0;
+  std::uint32_t round_ = 1;
 };
 
 } // namespace unisono::lowering

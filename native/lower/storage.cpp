@@ -11,7 +11,7 @@ Storage::Storage(Versions &versions, Shared shared)
   for (Index v = 0; v < versions.size(); ++v)
     settle(v, shared);
   if (shared.output)
-    deliver(shared);
+    deliver_copies(shared);
   for (Index v = 0; v < versions.size(); ++v)
     mine[static_cast<std::size_t>(versions.at(v).rank)].push_back(v);
   for (std::size_t rank = 0; rank < mine.size(); ++rank) {
@@ -33,15 +33,15 @@ void Storage::settle(Index index, Shared shared) {
   const bool can_share = v.given() ? shared.input : shared.output && outputs;
   const bool exposed = v.local_readers > 0 && can_share && !exchanged;
   const bool sent = v.remote_readers > 0 && (v.given() || outputs) && !exchanged;
-  const bool homeless = v.at_home && !outputs && !v.given();
-  if (homeless || (v.local_readers > 0 && !exposed) || (v.remote_readers > 0 && !sent))
+  const bool needs_place = v.at_home && !outputs && !v.given();
+  if (needs_place || (v.local_readers > 0 && !exposed) || (v.remote_readers > 0 && !sent))
     v.window = 0; // numbered when all is settled
   const bool kept = (v.at_home || sent) && v.window == none;
   v.output = !v.given() && outputs && (v.final || exposed || kept);
 }
 
 // The holders of an original write the copies, where that spreads the work.
-void Storage::deliver(Shared shared) {
+void Storage::deliver_copies(Shared shared) {
   std::vector<Index> copies;
   for (Index v = 0; v < versions_.size(); ++v)
     if (is_deliverable(v))
@@ -51,7 +51,7 @@ void Storage::deliver(Shared shared) {
       return versions_.at(versions_.sources(versions_.at(v))[0]).given();
     });
   for (const Index v : shared_out(copies))
-    bring(v);
+    deliver(v);
 }
 
 // Whether it only copies what another has, into a slot that nothing else reads.
@@ -78,30 +78,31 @@ bool Storage::is_read_by_none_but(Index reader, Index v) const {
                      [&](Index other) { return other == reader; });
 }
 
-// Which of the copies to bring, so that the busiest rank has least to do.
+// Which of the copies to deliver, so that the busiest rank has least to do.
 std::vector<Index> Storage::shared_out(const std::vector<Index> &copies) const {
-  std::vector<std::int32_t> fetched(mine.size()), brought(mine.size()), load(mine.size());
+  std::vector<std::int32_t> fetched(mine.size()), delivered(mine.size()), load(mine.size());
   std::vector<Index> some;
   bool sums = true;
   for (const Index copy : copies) {
     const Version &v = versions_.at(copy), &made = versions_.at(versions_.sources(v)[0]);
     const auto holder = static_cast<std::size_t>(made.rank);
     const auto reader = static_cast<std::size_t>(v.rank);
-    ++fetched[reader], ++brought[holder];
-    const bool brings = load[holder] < load[reader];
-    ++load[brings ? holder : reader];
-    if (brings)
+    ++fetched[reader], ++delivered[holder];
+    const bool delivers = load[holder] < load[reader];
+    ++load[delivers ? holder : reader];
+    if (delivers)
       some.push_back(copy);
     sums &= made.num_sources() > 1;
   }
   const auto most = [](const auto &loads) { return *std::max_element(loads.begin(), loads.end()); };
-  const Load none_is{most(fetched), sums}, all_are{most(brought), !sums}, some_are{most(load), true};
-  if (none_is <= all_are && none_is <= some_are)
+  const Load by_none{most(fetched), sums}, by_all{most(delivered), !sums};
+  const Load by_some{most(load), true};
+  if (by_none <= by_all && by_none <= by_some)
     return {};
-  return all_are <= some_are ? copies : some;
+  return by_all <= by_some ? copies : some;
 }
 
-void Storage::bring(Index index) {
+void Storage::deliver(Index index) {
   Version &v = versions_.at(index);
   const Index maker = versions_.sources(v)[0];
   Version &made = versions_.at(maker);
@@ -148,13 +149,13 @@ Storage::Turn Storage::turn(Index index) const {
       readers.push_back(w);
   const std::int32_t next =
       v.given() ? nearest(versions_, v.rank, readers) : nearest(versions_, v.rank, sources);
-  return {v.step, arrives, v.delivers && !arrives, next, latest(versions_, v), v.slot};
+  return {v.step, arrives, v.delivers && !arrives, next, latest_step(versions_, v), v.slot};
 }
 
-std::int32_t latest(const Versions &versions, const Version &v) {
+std::int32_t latest_step(const Versions &versions, const Version &v) {
   std::int32_t step = none;
   for (const Index s : versions.sources(v))
-    if (versions.reads_from_afar(versions.at(s), v))
+    if (versions.reads_from_other_host(versions.at(s), v))
       step = std::max(step, versions.at(s).step);
   return step;
 }

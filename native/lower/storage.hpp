@@ -21,22 +21,22 @@ public:
 private:
   struct Turn {
     std::int32_t step;
-    bool arrives, brings;
+    bool arrives, delivers;
     std::int32_t nearest, latest, slot;
     auto operator<=>(const Turn &) const = default;
   };
   struct Load {
     std::int32_t most;
-    bool later;
+    bool not_preferred; // which of two decides if the busiest rank has as much to do
     auto operator<=>(const Load &) const = default;
   };
 
   void settle(Index v, Shared shared);
-  void deliver(Shared shared);
+  void deliver_copies(Shared shared);
   bool is_deliverable(Index v) const;
   bool is_read_by_none_but(Index reader, Index v) const;
   std::vector<Index> shared_out(const std::vector<Index> &copies) const;
-  void bring(Index v);
+  void deliver(Index copy);
   void place(const std::vector<Index> &versions);
   void number(std::size_t rank);
   Turn turn(Index v) const;
@@ -50,14 +50,14 @@ std::int32_t nearest(const Versions &versions, std::int32_t rank, const Indices 
   const auto n = static_cast<std::int32_t>(versions.input().n);
   std::int32_t least = 0;
   for (const Index peer : peers) {
-    const std::int32_t far = (versions.at(peer).rank - rank + n) % n;
-    if (far != 0 && (least == 0 || far < least))
-      least = far;
+    const std::int32_t distance = (versions.at(peer).rank - rank + n) % n;
+    if (distance != 0 && (least == 0 || distance < least))
+      least = distance;
   }
   return least;
 }
 
 // The last step in which something was made that v gets from other hosts; -1 without any.
-std::int32_t latest(const Versions &versions, const Version &v);
+std::int32_t latest_step(const Versions &versions, const Version &v);
 
 } // namespace unisono::lowering

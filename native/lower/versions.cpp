@@ -10,7 +10,8 @@ Versions::Versions(const Input &input) : input_(input) {
   begin();
   std::int32_t number = 0;
   for (const Step &step : input.steps)
-    run(number++, step);
+    if (!mixed_names_)
+      run(number++, step);
   for (Version &v : all_)
     v.final = v.next_step == none && input.has_output(v.rank, v.slot);
   find_readers();
@@ -33,7 +34,7 @@ void Versions::add_given(std::int64_t rank, std::int64_t chunk) {
 }
 
 void Versions::run(std::int32_t number, const Step &step) {
-  group(step);
+  group(number, step);
   const Index first = size();
   std::uint32_t begin = 0;
   for (std::size_t g = 0; g < groups_.size(); begin = ends_[g++]) {
@@ -48,12 +49,12 @@ void Versions::run(std::int32_t number, const Step &step) {
 
 // Sorts the transfers by the slots that they go to, which stay in the order in which they
 // first occur; so do the transfers of one slot.
-void Versions::group(const Step &step) {
+void Versions::group(std::int32_t number, const Step &step) {
   const std::size_t count = step.src.size();
   group_of_.clear(), groups_.clear(), ends_.clear();
   group_at_.resize(count), arrivals_.resize(count);
   for (std::size_t i = 0; i < count; ++i) {
-    checked(step, i);
+    carried(number, step, i);
     std::int32_t &group = group_of_[key(step.dst[i], step.into[i])];
     if (group < 0) {
       group = static_cast<std::int32_t>(groups_.size());
@@ -65,18 +66,18 @@ void Versions::group(const Step &step) {
   }
   std::exclusive_scan(ends_.begin(), ends_.end(), ends_.begin(), std::uint32_t{0});
   for (std::size_t i = 0; i < count; ++i)
-    arrivals_[ends_[group_at_[i]]++] = {checked(step, i), step.src[i], step.reduces[i]};
+    arrivals_[ends_[group_at_[i]]++] = {carried(number, step, i), step.src[i], step.reduces[i]};
 }
 
 // What a transfer carries.
-Index Versions::checked(const Step &step, std::size_t i) const {
+Index Versions::carried(std::int32_t number, const Step &step, std::size_t i) const {
   const auto inside = [](std::int64_t x, std::int64_t end) { return x >= 0 && x < end; };
   if (!inside(step.src[i], input_.n) || !inside(step.dst[i], input_.n) ||
       !inside(step.chunk[i], input_.num_slots) || !inside(step.into[i], input_.num_slots))
     throw std::invalid_argument("a transfer of a schedule is between no ranks or chunks");
   const Index found = now_.find(key(step.src[i], step.chunk[i]));
   if (found == none)
-    throw std::invalid_argument("a transfer of a schedule carries what its rank has not");
+    throw EmptySlot{number, i};
   return found;
 }
 
@@ -107,11 +108,12 @@ void Versions::add_sources(Version &made, std::span<const Arrival> arriving, Ind
   std::stable_sort(operands_.begin(), operands_.end(),
                    [](const Arrival &a, const Arrival &b) { return a.src < b.src; });
   made.first_source = static_cast<Index>(sources_.size());
-  made.contributors = 0;
+  std::int64_t count = 0;
   for (const Arrival &operand : operands_) {
     sources_.push_back(operand.version);
-    made.contributors += at(operand.version).contributors;
+    count += at(operand.version).contributors;
   }
+  made.contributors = static_cast<std::int32_t>(std::min(count, input_.n + 1));
   made.end_source = static_cast<Index>(sources_.size());
 }
 

@@ -40,7 +40,7 @@ inline constexpr Index none = -1;
 // The fields are those of `Version` in versions.py. Sources and readers are stored apart.
 struct Version {
   std::int32_t rank, slot, step, chunk;
-  std::int32_t contributors = 1;
+  std::int32_t contributors = 1; // at most n + 1: more ranks than there are
   Index first_source = 0, end_source = 0;
   Index origin = none;   // the input or the sum that this is a copy of
   Index previous = none; // what its slot had before
@@ -53,13 +53,18 @@ struct Version {
   std::int32_t num_sources() const { return end_source - first_source; }
 };
 
+// Thrown if a step reads a slot that has nothing: which of its transfers does.
+struct EmptySlot {
+  std::int32_t step;
+  std::size_t transfer;
+};
+
 class Versions {
 public:
-  // Throws std::invalid_argument if a step reads what is not there.
+  // Throws EmptySlot, or std::invalid_argument for a transfer between no ranks or chunks.
   explicit Versions(const Input &input);
 
   const Input &input() const { return input_; }
-  std::vector<Version> &all() { return all_; }
   Version &at(Index v) { return all_[static_cast<std::size_t>(v)]; }
   const Version &at(Index v) const { return all_[static_cast<std::size_t>(v)]; }
   Index size() const { return static_cast<Index>(all_.size()); }
@@ -82,12 +87,13 @@ public:
     return !is_same_slot(v, reader) && !reader.delivered &&
            input_.on_one_host(v.rank, reader.rank);
   }
-  bool reads_from_afar(const Version &v, const Version &reader) const {
+  bool reads_from_other_host(const Version &v, const Version &reader) const {
     return !input_.on_one_host(v.rank, reader.rank);
   }
   // The last version of a slot, or none.
   Index latest(std::int32_t rank, std::int32_t slot) const { return now_.find(key(rank, slot)); }
-  // Whether some step adds chunks of different names, which need not have one size.
+  // Whether some step adds chunks of different names, which need not have one size. Later
+  // steps are not looked at then.
   bool has_mixed_names() const { return mixed_names_; }
 
 private:
@@ -106,8 +112,8 @@ private:
   void begin();
   void add_given(std::int64_t rank, std::int64_t chunk);
   void run(std::int32_t number, const Step &step);
-  void group(const Step &step);
-  Index checked(const Step &step, std::size_t i) const;
+  void group(std::int32_t number, const Step &step);
+  Index carried(std::int32_t number, const Step &step, std::size_t i) const;
   bool is_there(std::span<const Arrival> arriving, Index now) const;
   void make(std::int32_t number, std::int64_t rank, std::int64_t slot,
             std::span<const Arrival> arriving, Index now);

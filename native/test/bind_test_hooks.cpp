@@ -1,5 +1,6 @@
-// What tests need of the core and the product does not: failpoints, the fuzzer of frames, and
-// frames, streams and lifelines by themselves. Compiled only with UNISONO_TEST_HOOKS.
+// What tests need of the core and the product does not: failpoints, the fuzzer of frames,
+// frames, streams and lifelines by themselves, and the tables of programs. Compiled only with
+// UNISONO_TEST_HOOKS.
 
 #include "test/bind_test_hooks.hpp"
 
@@ -45,4 +46,5 @@ void bind_test_hooks(nb::module_ &m) {
   bind_device(m);
   bind_emulated(m);
   bind_forge_ucx(m);
+  bind_program_tables(m);
 }

@@ -132,20 +132,7 @@ def lower(
     input_shared: bool,
     output_shared: bool,
     rank: int,
-) -> tuple[Program, int, int, int, list[int]] | None: ...
-def program_tables(
-    program: Program,
-) -> tuple[
-    list[list[int]],
-    list[list[int]],
-    list[list[int]],
-    list[list[int]],
-    list[int],
-    list[int],
-    list[int],
-    list[list[int]],
-    list[int],
-]: ...
+) -> tuple[Program, int, int, int, bool, list[int]] | tuple[int, int] | None: ...
 
 class PeerTable:
     def __init__(self, n: int) -> None: ...
@@ -642,6 +629,19 @@ def forge_ucx(target: Ucx, count: int, seed: int, key: bytes = ...) -> None: ...
 def ucx_layout() -> dict[str, int]: ...
 def ucx_sizes() -> dict[str, int]: ...
 def ucx_constants() -> dict[str, int]: ...
+def program_tables(
+    program: Program,
+) -> tuple[
+    list[list[int]],
+    list[list[int]],
+    list[list[int]],
+    list[list[int]],
+    list[int],
+    list[int],
+    list[int],
+    list[list[int]],
+    list[int],
+]: ...
 
 class ValueRunner:
     def __init__(

@@ -38,7 +38,7 @@ from unisono.runtime.device.half import DeviceHalf
 from unisono.runtime.observe import raising
 from unisono.runtime.observe.failures import describe_call, late_hint
 from unisono.runtime.plan.codec_plans import coded_plan
-from unisono.runtime.plan.plans import CODES, CallKind, lowered, make_plan
+from unisono.runtime.plan.plans import CODES, CallKind, make_plan, rank_program
 from unisono.runtime.plan.select import choose
 from unisono.schedule.placement import numbered
 from unisono.transports.session import Known, Peer, Session
@@ -328,8 +328,8 @@ class Core:
 
     def refuse_other_orders(self, kind: CallKind) -> None:
         """Raise BadArgument if an algorithm does not reduce in the order of ranks."""
-        made = lowered(kind.collective, kind.algorithm, self.world_size, kind.root, 0)
-        if not made.canonical:
+        key = kind.collective, kind.algorithm, self.world_size, kind.root
+        if not rank_program(*key, 0, self.hosts_if_several, self.rank).canonical:
             raise BadArgument(
                 f"{kind.collective}: {kind.algorithm} reduces in another order; "
                 "reproducible=True needs one pass in rank order, as direct and naive do"

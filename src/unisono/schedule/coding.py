@@ -92,8 +92,8 @@ def _homes(
         v.own_as_code = own_as_code and v.coded and v.at_home
         v.code = 0 if v.coded and (read or v.own_as_code) else None
         v.back = v.code is not None and v.final and origin[v] is v
-        homeless = v.at_home and not v.own_as_code and not outputs and not v.given
-        v.window = 0 if homeless or (read and not v.coded) else None
+        needs_place = v.at_home and not v.own_as_code and not outputs and not v.given
+        v.window = 0 if needs_place or (read and not v.coded) else None
         kept = v.at_home and v.window is None and not v.own_as_code
         v.output = not v.given and outputs and (v.final or kept)
 

@@ -176,9 +176,9 @@ def _settle(
         shared = input_shared if v.given else output_shared and outputs
         exposed = bool(v.local_readers) and shared and not exchanged
         sent = bool(v.remote_readers) and (v.given or outputs) and not exchanged
-        homeless = v.at_home and not outputs and not v.given
+        needs_place = v.at_home and not outputs and not v.given
         if (
-            homeless
+            needs_place
             or (v.local_readers and not exposed)
             or (v.remote_readers and not sent)
         ):
@@ -211,16 +211,16 @@ def _deliver(
 
 
 def _shared_out(copies: Sequence[Version], n: int) -> Sequence[Version]:
-    """Which of the copies to bring, so that the busiest rank has least to do."""
+    """Which of the copies to deliver, so that the busiest rank has least to do."""
     fetched = Counter(v.rank for v in copies)
     deliveries = Counter(v.sources[0].rank for v in copies)
     load = [0] * n
     some = []
     for v in copies:
         holder = v.sources[0].rank
-        brings = load[holder] < load[v.rank]
-        load[holder if brings else v.rank] += 1
-        some += [v] if brings else []
+        delivers = load[holder] < load[v.rank]
+        load[holder if delivers else v.rank] += 1
+        some += [v] if delivers else []
     sums = all(len(v.sources[0].sources) > 1 for v in copies)
     ways: list[tuple[int, bool, Sequence[Version]]] = [
         (max(fetched.values(), default=0), sums, ()),
@@ -261,10 +261,10 @@ def _numbered(mine: Iterable[Version], n: int, hosts: Sequence[int]) -> list[Ver
 
     def turn(v: Version) -> tuple[int, bool, bool, int, int, int]:
         arrives = any(hosts[s.rank] != hosts[v.rank] for s in v.sources)
-        brings = bool(v.delivers) and not arrives
+        delivers = bool(v.delivers) and not arrives
         peers = v.local_readers if v.given else v.sources
-        far, late = _nearest(v, peers, n), _latest(v, hosts)
-        return v.step, arrives, brings, far, late, v.slot
+        far, late = _nearest(v, peers, n), _latest_step(v, hosts)
+        return v.step, arrives, delivers, far, late, v.slot
 
     acts = [v for v in mine if v.in_window or v.output or v.delivers]
     acts.sort(key=turn)
@@ -278,7 +278,7 @@ def _nearest(v: Version, peers: Iterable[Version], n: int) -> int:
     return min(((w.rank - v.rank) % n for w in peers if w.rank != v.rank), default=0)
 
 
-def _latest(v: Version, hosts: Sequence[int]) -> int:
+def _latest_step(v: Version, hosts: Sequence[int]) -> int:
     """The last step in which something was made that v gets from other hosts."""
     host = hosts[v.rank]
     return max((s.step for s in v.sources if hosts[s.rank] != host), default=-1)
@@ -299,7 +299,7 @@ def _messages(
         remote = [s for s in w.sources if hosts[s.rank] != hosts[w.rank]]
         if not remote:
             continue
-        far, late = _nearest(w, w.sources, n), _latest(w, hosts)
+        far, late = _nearest(w, w.sources, n), _latest_step(w, hosts)
         for s in remote:
             turn = w.step, far, (w.rank - s.rank) % n, late, w.slot
             sent[s.rank].append((turn, s, w))
@@ -387,8 +387,10 @@ def _action(
 ) -> Action:
     if v.given:
         output = v.slot if v.final else None
-        own, brings = (_source(v, v),), tuple(w.rank for w in v.delivers)
-        return Action(v.chunk, own, v.window, output, (), False, brings, v.code, v.back)
+        own, delivers = (_source(v, v),), tuple(w.rank for w in v.delivers)
+        return Action(
+            v.chunk, own, v.window, output, (), False, delivers, v.code, v.back
+        )
     here = [s for s in v.sources if hosts[s.rank] == hosts[v.rank]]
     awaited = [s for s in here if s.action >= 0]
     leaving: list[Version] = []

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from unisono.errors import UnsupportedWorld
+from unisono.errors import ScheduleError, UnsupportedWorld
 from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
-from unisono.schedule.step import Step
+from unisono.schedule.step import Step, Transfer
 
 
 @dataclass(eq=False, slots=True)
@@ -93,6 +93,9 @@ def versions(
             now[r, c] = Version(r, c, -1, [], 1, c)
     versions = list(now.values())
     for number, step in enumerate(checked_steps(schedule)):
+        for t in step:
+            if (t.src, t.chunk) not in now:
+                raise reads_nothing(schedule, number, t)
         made = [
             _made(schedule, number, *slot, now, hosts)
             for slot in _gathered(step)
@@ -152,6 +155,20 @@ def _made(
     for v in sources:
         v.read_by(made, here=hosts[v.rank] == hosts[rank])
     return made
+
+
+def reads_nothing(schedule: Schedule, number: int, t: Transfer) -> ScheduleError:
+    """Why a schedule cannot be run that reads a slot which has nothing.
+
+    It can be proven nevertheless, if no result depends on what is read.
+    """
+    return ScheduleError(
+        f"{schedule.title}, step {number + 1}: {t} reads nothing: rank {t.src} has no "
+        f"chunk {t.chunk} yet",
+        step=number + 1,
+        rank=t.src,
+        chunk=t.chunk,
+    )
 
 
 def different_names(schedule: Schedule) -> UnsupportedWorld:

@@ -10,12 +10,18 @@ import pytest
 
 import unisono
 from unisono import _native, algorithms
+from unisono.algorithms import read
 from unisono.dtypes import DTYPES
 from unisono.errors import BadArgument, CollectiveMismatch, UnsupportedWorld
 from unisono.runtime.call import notes
 from unisono.runtime.call.notes import CallNames
+from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.observe import tracing
-from unisono.runtime.plan import plans
+from unisono.runtime.plan import plans, programs
+from unisono.runtime.plan.plans import CallKind
+from unisono.schedule import copy_step
+from unisono.schedule.collective import ALL_GATHER
+from unisono.schedule.schedule import from_steps
 from unisono.testing import world
 from unisono.trace.draw import draw
 from work_hooks import HOOK, hooks
@@ -403,6 +409,40 @@ def test_programs_that_are_too_long_are_refused(monkeypatch):
 
     with world(4) as w:
         assert w.run(run) == [8.0] * 4
+
+
+def test_programs_of_codes_that_are_too_long_are_refused(monkeypatch):
+    monkeypatch.setattr(plans, "MOST_ACTIONS", 3)
+    plans._lowered.cache_clear()
+    plans.coded_program.cache_clear()
+
+    def run(comm):
+        x = np.ones(8, np.float32)
+        with pytest.raises(BadArgument, match=r"by ring: a rank .*, at most 3 are"):
+            comm.all_reduce(x, algorithm="ring", codec="fp16", error_bound=1.0)
+
+    with world(4) as w:
+        w.run(run)
+
+
+def test_native_core_refuses_plans_of_programs_that_it_cannot_count(monkeypatch):
+    """Those that it has lowered itself, too."""
+    count = plans.MOST_ACTIONS + 1
+    step = copy_step(np.arange(count), src=0, dst=1)
+    long = from_steps(ALL_GATHER, 2, [step], num_chunks=2 * count, name="long")
+    monkeypatch.setattr(plans, "_refuse_too_long", lambda *_: None)
+    made = programs.rank_program(long, 1)
+    assert made.longest > plans.MOST_ACTIONS
+    fine = {}
+    monkeypatch.setattr(_native, "Plan", lambda **given: fine.update(given))
+    nothing = CallKind(
+        "barrier", DTYPES["uint8"], Reduction("sum"), 0, 0, read("direct")
+    )
+    plans.make_plan(nothing, 2, 1, window=1 << 20)
+    monkeypatch.undo()
+    assert _native.Plan(**fine)
+    with pytest.raises(ValueError, match="more actions"):
+        _native.Plan(**fine | {"programs": [made.program]})
 
 
 def test_native_core_refuses_programs_that_it_cannot_count():

@@ -60,7 +60,7 @@ def coded_plan(
     window: int,
     hosts: tuple[int, ...] = (),
     model: CostModel | None = None,
-) -> tuple[_native.Plan, list[int]]:
+) -> tuple[_native.Plan, Sequence[int]]:
     """The plan of one rank for a call with a codec, and the ranks that it sends to.
 
     `spec` reads an algorithm's name. BadArgument if the codec does not support the
@@ -105,7 +105,7 @@ def coded_kind(
 
 def make_coded_plan(
     kind: CallKind, n: int, rank: int, window: int, hosts: tuple[int, ...] = ()
-) -> tuple[_native.Plan, list[int]]:
+) -> tuple[_native.Plan, Sequence[int]]:
     """The plan of one rank for one kind of call, and the ranks that it sends to."""
     coding = kind.coding
     assert coding is not None

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -316,7 +317,7 @@ def make_plan(
     hosts: tuple[int, ...] = (),
     reaches: bool = False,
     noted: CallKind | None = None,
-) -> tuple[_native.Plan, list[int]]:
+) -> tuple[_native.Plan, Sequence[int]]:
     """The plan of one rank for one kind of call, and the ranks that it sends to.
 
     `hosts` are the ranks' hosts, if there are several. `reaches`: on every host the
@@ -335,7 +336,7 @@ def _make_plan(
     hosts: tuple[int, ...],
     reaches: bool,
     noted: CallKind | None,
-) -> tuple[_native.Plan, list[int]]:
+) -> tuple[_native.Plan, Sequence[int]]:
     key = kind.collective, kind.algorithm, n, kind.root
     sizes = verified(*key).contract.chunk_sizes(kind.counts)
     fields = common_fields(kind, n, rank, sizes)

@@ -13,24 +13,33 @@ from typing import NamedTuple
 import numpy as np
 
 from unisono import _native
+from unisono.errors import BadArgument
 from unisono.schedule.collective import Holders, Ints
 from unisono.schedule.program import Program
 from unisono.schedule.schedule import Schedule
-from unisono.schedule.versions import different_names
+from unisono.schedule.step import Bools, Transfer
+from unisono.schedule.versions import different_names, reads_nothing
+
+Columns = tuple[Ints, Ints, Ints, Bools, Ints]
+"""A step's src, dst, chunk, reduces and into."""
+MOST_VALUES = 2**31 - 1
+"""So many values and sources can be numbered in the native core."""
 
 
 class RankProgram(NamedTuple):
     """One rank's program, and the ranks of other hosts that it sends to.
 
     Of all ranks: `places` is how many the window must have of the one that needs most,
-    `depth` counts the steps, and `longest` is the most actions of a program.
+    `depth` counts the steps, `longest` is the most actions of a program, and
+    `canonical` is as in `Lowered`.
     """
 
     program: _native.Program
     places: int
     depth: int
     longest: int
-    destinations: list[int]
+    canonical: bool
+    destinations: tuple[int, ...]
 
 
 def rank_program(
@@ -40,13 +49,16 @@ def rank_program(
 
     `hosts` are the numbers of the ranks' hosts; none if there is but one.
     """
+    before = _holders(schedule, schedule.collective.before)
+    steps = [step.flat() for step in schedule]
+    _refuse_too_many(schedule, before, steps)
     found = _native.lower(
         schedule.n,
         schedule.num_chunks,
         schedule.num_slots,
-        before=_holders(schedule, schedule.collective.before),
+        before=before,
         after=_holders(schedule, schedule.collective.after),
-        steps=[step.flat() for step in schedule],
+        steps=steps,
         hosts=list(hosts) or [0] * schedule.n,
         input_shared=bool(exposed & 1),
         output_shared=bool(exposed & 2),
@@ -54,7 +66,28 @@ def rank_program(
     )
     if found is None:
         raise different_names(schedule)
-    return RankProgram(*found)
+    if len(found) == 2:
+        number, transfer = found
+        row = (column[transfer].item() for column in steps[number])
+        raise reads_nothing(schedule, number, Transfer(*row))
+    program, places, depth, longest, canonical, to = found
+    return RankProgram(program, places, depth, longest, canonical, tuple(to))
+
+
+def _refuse_too_many(
+    schedule: Schedule, before: Ints | None, steps: Sequence[Columns]
+) -> None:
+    """Raise BadArgument if indices of 32 bits cannot number all values and sources."""
+    given = schedule.num_chunks * (schedule.n if before is None else 1)
+    made = 2 * sum(
+        columns[0].size for columns in steps
+    )  # each, and what a slot itself adds
+    if given + made > MOST_VALUES:
+        raise BadArgument(
+            f"{schedule.title}: its programs would have up to {given + made} values, "
+            f"at most {MOST_VALUES} are supported; choose another algorithm, or fewer "
+            "segments"
+        )
 
 
 def _holders(schedule: Schedule, place: Holders) -> Ints | None:
