@@ -79,9 +79,8 @@ def _refuse_too_many(
 ) -> None:
     """Raise BadArgument if indices of 32 bits cannot number all values and sources."""
     given = schedule.num_chunks * (schedule.n if before is None else 1)
-    made = 2 * sum(
-        columns[0].size for columns in steps
-    )  # each, and what a slot itself adds
+    transfers = sum(columns[0].size for columns in steps)
+    made = 2 * transfers  # a slot's own value may be a source, too
     if given + made > MOST_VALUES:
         raise BadArgument(
             f"{schedule.title}: its programs would have up to {given + made} values, "
