@@ -7,6 +7,7 @@ from conformance import check, every_algorithm, every_reduction, every_type
 from device_cases import perform_on_device, to_device
 from processes import on_processes
 from unisono import _native
+from unisono.runtime.plan import plans
 from unisono.testing import world
 
 
@@ -60,6 +61,14 @@ def explained(comm):
     comm.all_reduce(x, stream=stream)
     comm.synchronize(30)
     return before, comm.explain("all_reduce", x, algorithm="ring")
+
+
+def test_explain_lowers_no_programs_of_other_ranks(monkeypatch):
+    plans._lowered.cache_clear()
+    monkeypatch.setattr(plans, "lower", lambda *_, **__: pytest.fail("all are lowered"))
+    with world(2) as w:
+        before, _ = w.run(explained)[0]
+    assert "through windows of" in before
 
 
 def test_explain_names_device_algorithm_and_blocks():

@@ -9,6 +9,7 @@ from conformance import Case, bits, check, perform
 from processes import on_processes
 from unisono.dtypes import numpy_dtype
 from unisono.errors import BadArgument
+from unisono.runtime.plan import plans
 from unisono.testing import world
 
 SMALL = ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2"]
@@ -115,6 +116,20 @@ def test_every_reduction_can_be_reproducible(worlds, what, op):
     sizes = (4, 4000, 40_000)
     cases = [Case(what, None, 4, size, op=op, more=record) for size in sizes]
     check(cases, worlds(4).run(perform, cases))
+
+
+def test_reproducible_calls_lower_no_programs_of_others(monkeypatch):
+    """To make all ranks' programs in Python would be most of a first call of many."""
+    plans._lowered.cache_clear()
+    monkeypatch.setattr(plans, "lower", lambda *_, **__: pytest.fail("all are lowered"))
+
+    def run(comm):
+        with pytest.raises(BadArgument, match="reduces in another order"):
+            comm.all_reduce(np.ones(9), algorithm="ring", reproducible=True)
+        return comm.all_reduce(np.ones(1), algorithm="direct", reproducible=True)[0]
+
+    with world(3) as w:
+        assert w.run(run) == [3.0] * 3
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "tree", "recursive_doubling", "swing"])
