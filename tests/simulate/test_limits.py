@@ -124,10 +124,27 @@ def doubled(**more):
     return simulate("recursive_doubling", where, 4 * MIB, "events", **how).time
 
 
-def test_with_streams_a_chunk_waits_for_those_before_it_but_not_for_its_step():
-    """Ranks 1 and 3 send what they get before what they have, and rest until then."""
+def test_with_streams_what_ranks_have_leaves_before_what_they_get():
+    """Ranks 1 and 3 have one of two chunks from the beginning: nobody rests."""
     assert doubled() == pytest.approx(3 * MIB / 1e9)
-    assert doubled(streams=True) == pytest.approx(4 * MIB / 1e9)
+    assert doubled(streams=True) == pytest.approx(3 * MIB / 1e9)
+
+
+def test_with_streams_a_chunk_waits_for_those_before_it_but_not_for_its_step():
+    """Rank 1 gets chunk 1 first, but chunk 0 is of an earlier step, and long."""
+    steps = [
+        copy_step(0, src=0, dst=1),
+        copy_step(1, src=2, dst=1),
+        copy_step([0, 1, 2], src=1, dst=3),
+    ]
+    made = from_steps(ALL_REDUCE, 4, steps, num_chunks=3)
+    world = SimulatedWorld.of(switch(4, streams=True), Conditions())
+    line = by_events(made, world, np.array([3e9, 1e9, 2e9])).timeline
+    rows = zip(line.src, line.nbytes / 1e9, line.start, line.end, strict=True)
+    sent = [row[1:] for row in sorted(rows, key=lambda row: row[2]) if row[0] == 1]
+    assert np.array(sent) == pytest.approx(
+        np.array([[2, 0, 2], [3, 4, 7], [1, 7, 8]], float), abs=1e-6
+    )
 
 
 def test_chunks_of_a_step_cost_their_sender_one_message():
