@@ -263,8 +263,8 @@ def _numbered(mine: Iterable[Version], n: int, hosts: Sequence[int]) -> list[Ver
         arrives = any(hosts[s.rank] != hosts[v.rank] for s in v.sources)
         delivers = bool(v.delivers) and not arrives
         peers = v.local_readers if v.given else v.sources
-        far, late = _nearest(v, peers, n), _latest_step(v, hosts)
-        return v.step, arrives, delivers, far, late, v.slot
+        nearest, latest = _nearest(v, peers, n), _latest_step(v, hosts)
+        return v.step, arrives, delivers, nearest, latest, v.slot
 
     acts = [v for v in mine if v.in_window or v.output or v.delivers]
     acts.sort(key=turn)
@@ -284,6 +284,9 @@ def _latest_step(v: Version, hosts: Sequence[int]) -> int:
     return max((s.step for s in v.sources if hosts[s.rank] != host), default=-1)
 
 
+_Turn = tuple[int, int, int, int, int]
+
+
 def _messages(
     made: Iterable[Version], n: int, hosts: Sequence[int]
 ) -> list[list[tuple[Version, Version]]]:
@@ -299,9 +302,9 @@ def _messages(
         remote = [s for s in w.sources if hosts[s.rank] != hosts[w.rank]]
         if not remote:
             continue
-        far, late = _nearest(w, w.sources, n), _latest_step(w, hosts)
+        nearest, latest = _nearest(w, w.sources, n), _latest_step(w, hosts)
         for s in remote:
-            turn = w.step, far, (w.rank - s.rank) % n, late, w.slot
+            turn = w.step, nearest, (w.rank - s.rank) % n, latest, w.slot
             sent[s.rank].append((turn, s, w))
     for mine in sent:
         mine.sort(key=lambda message: message[0])
@@ -310,9 +313,6 @@ def _messages(
             v.messages[w.rank] = count[w.rank]
             count[w.rank] += 1
     return [[(v, w) for _, v, w in mine] for mine in sent]
-
-
-_Turn = tuple[int, int, int, int, int]
 
 
 def _program(
