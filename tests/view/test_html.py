@@ -13,6 +13,8 @@ import unisono
 from unisono.algorithms import library
 from unisono.errors import BadArgument, BadTopology, ScheduleError
 from unisono.schedule import collective, copy_step, from_steps, reduce_step
+from unisono.schedule.collective import ALL_REDUCE
+from unisono.schedule.step import together
 from unisono.simulate import simulate
 from unisono.topology import parse
 from unisono.view.assets import digest, script, text
@@ -69,6 +71,39 @@ def test_times_and_bytes_are_those_of_the_simulator():
     sent = sum(m[3] for m in story.messages if m[1] == 0)
     assert sent == pytest.approx(made.cost(64 << 20).sent[0])
     assert all(leaves < arrives for *_, leaves, arrives in story.messages)
+
+
+def mixed(order):
+    """All_reduce of two ranks whose second step copies and adds, in this order."""
+    back = {"copy": iter((0, 1)), "add": iter((2, 3))}
+    kinds = {"copy": copy_step, "add": reduce_step}
+    middle = [kinds[kind](next(back[kind]), src=1, dst=0) for kind in order]
+    steps = [reduce_step([0, 1], src=0, dst=1), together(middle)]
+    steps.append(copy_step([2, 3], src=0, dst=1))
+    return from_steps(ALL_REDUCE, 2, steps, num_chunks=4)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize(
+    "made",
+    [
+        mixed(["add", "copy", "add", "copy"]),
+        mixed(["copy", "add", "add", "copy"]),
+        unisono.schedule("all_reduce", "recursive_doubling", n=4),
+        unisono.schedule("all_gather", "recursive_doubling", n=4),
+    ],
+    ids=["add first", "copy first", "all_reduce", "all_gather"],
+)
+def test_each_move_is_in_the_message_that_carries_it(made, streams):
+    """With streams a copied chunk is a message, and all that are added are one."""
+    where = parse(f"switch:{made.n}").but(streams=streams)
+    told = tell(made, where, 23)
+    carried = [0.0] * len(told.messages)
+    for number, beat in enumerate(told.beats, start=1):
+        for src, dst, chunk, *_, message in beat.moves:
+            assert told.messages[message][:3] == (number, src, dst)
+            carried[message] += told.rows[chunk].nbytes
+    assert carried == pytest.approx([m[3] for m in told.messages], abs=0.1)
 
 
 def test_ring_has_its_captions():

@@ -8,7 +8,8 @@ that `unisono simulate` uses. Times are microseconds, sizes bytes.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -206,19 +207,49 @@ def _micro(seconds: float) -> float:
     return round(seconds * 1e6, 4)
 
 
-def _messages(result: Result) -> tuple[list[Message], dict[tuple[int, int, int], int]]:
-    """Every message with its times; and where each is, by step, src and dst."""
+MessagesByPair = dict[tuple[int, int, int], list[int]]
+"""The numbers of the messages from rank to rank in a step, by step, src and dst."""
+
+
+def _messages(result: Result) -> tuple[list[Message], MessagesByPair]:
+    """Every message with its times; and where each is."""
     line = result.timeline
     assert line is not None  # closed forms have none, and we ask for no closed form
     columns = (line.step, line.src, line.dst, line.nbytes, line.start, line.end)
     messages: list[Message] = []
-    index: dict[tuple[int, int, int], int] = {}
+    index: MessagesByPair = {}
     for step, src, dst, nbytes, start, end in zip(
         *(column.tolist() for column in columns), strict=True
     ):
-        index[step, src, dst] = len(messages)
+        index.setdefault((step, src, dst), []).append(len(messages))
         messages.append((step, src, dst, round(nbytes, 2), _micro(start), _micro(end)))
     return messages, index
+
+
+def _carriers(
+    transfers: Sequence[Transfer], step: int, index: MessagesByPair
+) -> list[int]:
+    """The number of the message that each transfer of a step travels in; -1: none.
+
+    A pair has one message, or, with the streams of a topology, one for each transfer
+    that copies and one for all that add, in the order in which the step has the first
+    of each.
+    """
+    taken: Counter[tuple[int, int]] = Counter()
+    sums: dict[tuple[int, int], int] = {}
+    found = []
+    for t in transfers:
+        pair = t.src, t.dst
+        numbers = index.get((step, *pair), [-1])
+        if t.reduces and pair in sums:
+            found.append(sums[pair])
+            continue
+        number = numbers[min(taken[pair], len(numbers) - 1)]
+        taken[pair] += 1
+        if t.reduces:
+            sums[pair] = number
+        found.append(number)
+    return found
 
 
 def _rows(schedule: Schedule, nbytes: int) -> list[StoryChunk]:
@@ -242,7 +273,7 @@ def _rows(schedule: Schedule, nbytes: int) -> list[StoryChunk]:
 def _beats(
     schedule: Schedule,
     rows: list[StoryChunk],
-    index: dict[tuple[int, int, int], int],
+    index: MessagesByPair,
     due: int,
 ) -> list[StoryStep]:
     ledger = Ledger(schedule)
@@ -258,10 +289,12 @@ def _beat(
     ledger: Ledger,
     number: int,
     step: Step,
-    index: dict[tuple[int, int, int], int],
+    index: MessagesByPair,
     due: int,
 ) -> StoryStep:
-    transfers = sorted(step, key=lambda t: t.reduces)  # who is copied to, then adds
+    numbers = _carriers(list(step), number, index)
+    both = sorted(zip(step, numbers, strict=True), key=lambda each: each[0].reduces)
+    transfers = [t for t, _ in both]  # who is copied to, then adds
     carried = [ledger.at(t.src, t.chunk).ranks for t in transfers]
     ledger.run(step)
     changed = {(t.dst, t.into) for t in transfers}
@@ -270,8 +303,8 @@ def _beat(
     whole = (1 << schedule.n) - 1
     finished = all(bits == whole for bits in carried)
     moves = [
-        _move(t, bits, index.get((number, t.src, t.dst), -1))
-        for t, bits in zip(transfers, carried, strict=True)
+        _move(t, bits, message)
+        for (t, message), bits in zip(both, carried, strict=True)
     ]
     text = caption(schedule, transfers, sums, finished, (done, due))
     return StoryStep(step.phase, text, moves, done)
