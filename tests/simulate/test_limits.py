@@ -168,15 +168,39 @@ def test_chunks_that_are_added_up_are_one_message_whatever_is_copied_beside_them
         assert sorted(line.nbytes.tolist()) == sorted([sums, *copies])
 
 
-def test_messages_of_streams_are_counted_by_chunks_before_they_are_made(monkeypatch):
+def test_messages_of_streams_are_counted_before_they_are_made(monkeypatch):
+    """Two chunks that are copied are two messages, two that are added are one."""
     seen = []
     monkeypatch.setattr(limits, "enough", lambda _, nbytes, __: seen.append(nbytes))
     monkeypatch.setattr(limits, "_LOOKED_AT", 1)
-    for streams, per_pair in ((False, 1), (True, 2)):
+    copies = copy_step(np.arange(2), src=0, dst=1)
+    sums = reduce_step(np.arange(2), src=0, dst=1)
+    other = reduce_step(2, src=2, dst=1)
+    for step, per_step in (
+        (copies, {False: 1, True: 2}),
+        (sums, {False: 1, True: 1}),
+        (together([sums, other, copies]), {False: 2, True: 4}),
+    ):
+        made = from_steps(ALL_REDUCE, 4, [step], num_chunks=3)
+        for streams, count in per_step.items():
+            world = SimulatedWorld.of(switch(4, streams=streams), Conditions())
+            limits.Load("", world).add(step)
+            assert seen[-1] == count * limits.BYTES_A_MESSAGE
+            assert limits.Extent.of(made, streams=streams).messages == count
+
+
+def test_each_message_of_streams_changes_rates(monkeypatch):
+    """Of twice as many messages from rank to rank twice as many begin and end."""
+    monkeypatch.setattr(limits, "_LOOKED_AT", 1)
+    src, dst = np.array([0, 1, 2]), np.array([3, 3, 3])
+    changes = []
+    for streams, chunks in ((False, 2), (True, 1), (True, 2)):
         world = SimulatedWorld.of(switch(4, streams=streams), Conditions())
-        step = copy_step(np.arange(2), src=0, dst=1)
-        limits.Load("", world).add(step)
-        assert seen[-1] == per_pair * limits.BYTES_A_MESSAGE
+        load = limits.Load("", world)
+        load.add(copy_step(np.arange(chunks)[:, None], src=src, dst=dst))
+        changes.append(load.changes)
+    assert changes[0] == changes[1] > 0
+    assert changes[2] == 2 * changes[1]
 
 
 @pytest.mark.parametrize("duplex", [0.0, -1.0, 1.5, float("nan")])

@@ -44,7 +44,7 @@ class Extent:
     """How large a schedule is: transfers of its largest step, and of all steps.
 
     `messages` are all data from one rank to another in one step, of all steps; with
-    streams there are more, at most one for each transfer.
+    streams each transfer that copies is a message, and those that add are one.
     """
 
     largest: float
@@ -52,13 +52,14 @@ class Extent:
     messages: float
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Extent:
+    def of(cls, schedule: Schedule, *, streams: bool = False) -> Extent:
         """Count a small one, step by step."""
         largest = transfers = messages = 0
         for step in schedule:
             largest = max(largest, len(step))
             transfers += len(step)
-            messages += np.unique(step.src * schedule.n + step.dst).size
+            _, times = messages_by_pair(step, schedule.n, streams=streams)
+            messages += int(times.sum())
         return cls(largest, transfers, messages)
 
     def grown(self, larger: Extent, times: float) -> Extent:
@@ -71,6 +72,18 @@ class Extent:
             _law(self.transfers, larger.transfers, times),
             _law(self.messages, larger.messages, times),
         )
+
+
+def messages_by_pair(step: Step, n: int, *, streams: bool) -> tuple[Ints, Ints]:
+    """The pairs of a step as src * n + dst, and how many messages each of them has."""
+    pair = (step.src * n + step.dst).ravel()
+    found, times = np.unique(pair, return_counts=True)
+    if not streams or step.reduces is True:
+        return found, np.ones_like(found)
+    if step.reduces is not False:
+        joined, sums = np.unique(pair[step.mask.ravel()], return_counts=True)
+        times[np.searchsorted(found, joined)] -= sums - 1
+    return found, times
 
 
 def _law(small: float, larger: float, times: float) -> float:
@@ -98,8 +111,7 @@ def fits(
     if not events:
         _refuse_long(what, extent)
         return
-    messages = extent.transfers if topology.streams else extent.messages
-    enough(f"{what}, events", messages * BYTES_A_MESSAGE, "steps")
+    enough(f"{what}, events", extent.messages * BYTES_A_MESSAGE, "steps")
     if extent.transfers > MOST_TRANSFERS:
         raise NotOffered(
             f"{what}: about {extent.transfers / 1e6:,.0f} million transfers; that "
@@ -126,7 +138,10 @@ def _extent(
         return None
     try:
         small, larger = (
-            Extent.of(_smaller(collective, algorithm, topology, segments, k))
+            Extent.of(
+                _smaller(collective, algorithm, topology, segments, k),
+                streams=topology.streams,
+            )
             for k in (16, 32)
         )
     except UsageError:  # there is none so small: seen as steps come
@@ -174,10 +189,11 @@ class Load:
         if len(step) < _LOOKED_AT:
             self.messages += len(step)
         else:
-            src, dst = step.src, step.dst
-            pair = np.unique((src * n + dst).ravel())
-            self.messages += len(step) if self.world.topology.streams else pair.size
-            self.changes += self._changes(pair[pair // n != pair % n])
+            streams = self.world.topology.streams
+            pair, times = messages_by_pair(step, n, streams=streams)
+            self.messages += int(times.sum())
+            apart = pair // n != pair % n
+            self.changes += self._changes(pair[apart], times[apart])
         enough(self.what, float(self.messages) * BYTES_A_MESSAGE, "steps")
         if self.changes > MOST_CHANGES:
             raise NotOffered(
@@ -186,12 +202,16 @@ class Load:
                 "by events: use fidelity='steps'"
             )
 
-    def _changes(self, pair: Ints) -> int:
-        """How often rates change: each start, and each end, of a rank's messages."""
+    def _changes(self, pair: Ints, times: Ints) -> int:
+        """How often rates change: each start, and each end, of a rank's messages.
+
+        The messages of a pair follow each other, so each changes the rates of as many
+        others as there are pairs.
+        """
         if pair.size < _LOOKED_AT:
             return 0
         n = self.world.n
         links = self.world.route(pair // n, pair % n)
         used = np.bincount(links[links >= 0])
-        shared = int(np.count_nonzero((used[links] > 1).any(axis=1)))
+        shared = int(times[(used[links] > 1).any(axis=1)].sum())
         return 2 * shared * int(np.bincount(pair // n).max())

@@ -1,5 +1,9 @@
 """From transfers to messages: all data from one rank to another in one step.
 
+That is what a simulation by steps, and the closed form, count as a message. Events do
+so as well, unless the topology has `streams`: then each chunk that is copied is a
+message of its own, and all that are added together are one (`events.py`).
+
 A step of a hierarchy on 16,384 ranks has thirty million transfers but sixteen thousand
 messages, and the transfers of one message are mostly adjacent. So runs of equal pairs
 are summed first, and only the runs are sorted.
