@@ -7,8 +7,9 @@ to 400 Gbit/s, equal or not, latencies, memory and adding of machines from slow 
 Every collective has sizes of 1 KiB to 256 MiB, drawn as well. As in
 choice_simulated.py the event simulator is the truth, and regret is the simulated time
 of what is chosen over that of the best candidate of `tune`, which are more than the
-choice is made from. The links are probed in the simulation as `runtime/world/links.py`
-does: bursts have their latency, and times are up to 1.4 times too long by chance.
+choice is made from. The links are probed in the simulation by the same rules
+(`runtime/world/bursts.py`): they have their latency, and times are up to 1.4 times too
+long by chance.
 
 In the simulator a message costs its sender time, and its receiver none. Between hosts
 it costs both. So each schedule is simulated backwards as well, where receivers send,
@@ -42,7 +43,7 @@ from unisono.runtime.plan.predict import (
     small_calls,
 )
 from unisono.runtime.plan.select import choose
-from unisono.runtime.world import links
+from unisono.runtime.world import bursts, links
 from unisono.schedule.collective import COLLECTIVES
 from unisono.simulate import simulate
 from unisono.topology import Topology
@@ -195,7 +196,7 @@ def probed(given: Network, chance: Random) -> CostModel:
 
     added = late() / given.reduce
     model = replace(MODEL, byte_inside=late() / given.memory, added_byte=added)
-    found, left = links.Bursts({}), links.BUDGET_S - links.SMALL_S
+    found, left = bursts.Bursts({}), links.BUDGET_S - links.SMALL_S
     further = [(b - a) % num for a, b in pairs]
     for wanted in (1,), tuple(range(2, num)):
         some = [pair for pair, k in zip(pairs, further, strict=True) if k in wanted]
@@ -211,22 +212,25 @@ def probed(given: Network, chance: Random) -> CostModel:
 
 
 def grown(
-    found: links.Bursts,
+    found: bursts.Bursts,
     pairs: list[tuple[int, int]],
     shifts: int,
     left: float,
     burst: Callable[[tuple[int, int], int], float],
 ) -> float:
     """Bursts of these pairs as a probe makes them; the seconds taken."""
-    short = {pair: burst(pair, links.SHORT) for pair in pairs}
-    found.begin(short)
-    took = links.REPEATS * shifts * max(short.values())
-    for more in range(links.LONGER, 0, -1):
-        sizes, repeats = found.longer((left - took) / (more * shifts), pairs)
-        if sizes and (took < left or more == links.LONGER):
-            times = {pair: burst(pair, nbytes) for pair, nbytes in sizes.items()}
-            found.add(sizes, times)
-            took += repeats * shifts * max(times.values())
+    took = 0.0
+
+    def exchanged(
+        sizes: dict[tuple[int, int], int] | None, repeats: int, _: float
+    ) -> dict[tuple[int, int], float]:
+        nonlocal took
+        wanted = dict.fromkeys(pairs, bursts.SHORT) if sizes is None else sizes
+        times = {pair: burst(pair, nbytes) for pair, nbytes in wanted.items()}
+        took += repeats * shifts * max(times.values())
+        return times
+
+    bursts.grown(found, shifts, lambda: left - took, exchanged)
     return took
 
 

@@ -152,8 +152,9 @@ class Session:
     connections. `note` is 1 if rank 0 has a tuned table: on one host all ranks know it
     from the rendezvous, across hosts rank 0 alone, until the first communicator is
     made. `tuned` is the table that all ranks have agreed on since, and `links` the
-    model of the links between hosts, if they were probed. `apart` are the ranks of this
-    host that are in another pid namespace than rank 0.
+    model of the links between hosts, if they were probed. `tcp`: bytes go to other
+    hosts by this system's TCP. `apart` are the ranks of this host that are in another
+    pid namespace than rank 0.
     """
 
     engine: Engine
@@ -171,6 +172,7 @@ class Session:
     note: int = 0
     tuned: Any = None
     links: Any = None
+    tcp: bool = False
     apart: Sequence[int] = ()
     closed: bool = field(init=False, default=False)
     failed: bool = field(init=False, default=False)

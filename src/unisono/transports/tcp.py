@@ -59,13 +59,15 @@ class Wires:
     `make` makes one at each end of a stream, from its authenticated connection, without
     waiting. `close` is called when the session is closed and no wire is used any more.
     `words` are added to what `explain` says of lanes. `rails`: the connection carries
-    the data, so that several network cards can be used by connections over each.
+    the data, so that several network cards can be used by connections over each. `tcp`:
+    data goes by the TCP of this system, at the pace of its congestion control.
     """
 
     make: Callable[[Connection], Wire] = Connection.take_wire
     close: Callable[[], None] = lambda: None
     words: str = ""
     rails: bool = True
+    tcp: bool = True
 
 
 class Tcp(Transport):
@@ -183,6 +185,7 @@ def _session(
         lanes=lambda: f"{lanes}{rails}{wires.words}",
         listener=listener,
         note=int(options.rank == 0 and options.tuned),
+        tcp=wires.tcp,
     )
 
 

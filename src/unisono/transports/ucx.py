@@ -79,7 +79,9 @@ class Ucx(Tcp):
             return _native.UcxWire(worker, connection.socket.detach(), keys)
 
         words = f"; data by {describe()}, over the cards that it chooses"
-        return Wires(make, lambda: worker.close(_CLOSE_S), words, rails=False)
+        return Wires(
+            make, lambda: worker.close(_CLOSE_S), words, rails=False, tcp=False
+        )
 
 
 def load() -> str:

@@ -4,6 +4,7 @@ import os
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,8 @@ from unisono.runtime.plan import predict
 from unisono.runtime.plan.predict import MODEL, CostModel, fitted, small_calls
 from unisono.runtime.plan.select import choose
 from unisono.runtime.plan.simulated import simulated
-from unisono.runtime.world import links
+from unisono.runtime.world import bursts, links
+from unisono.transports import tcp, ucx
 
 FOUR = (0, 1, 2, 3)
 MBIT = 8e-6
@@ -141,15 +143,17 @@ def as_it_met(rank):
 def probed_here(rank):
     """A probe that is taken for good even if the machine is busy."""
     links.BUDGET_S = 1e9
-    links.LONGEST = 1 << 16
+    bursts.LONGEST = 1 << 16
     with rank.init(timeout_s=60) as comm:
         comm.core.session.links = links.probed(comm, 60.0)
         return tell_models(comm)
 
 
-def probed_with(rank, folder):
+def probed_with(rank, folder, tcp):
     """A probe of hosts whose congestion control is in files of their ranks' names."""
     with rank.init(timeout_s=60) as comm:
+        assert comm.core.session.tcp
+        comm.core.session.tcp = tcp
         links._CONGESTION = Path(folder) / str(comm.rank)
         return asdict(links.probed(comm, 60.0))
 
@@ -158,9 +162,15 @@ class Counting:
     """What a probe does, in calls and bursts."""
 
     def __init__(self, links):
-        self.calls, self.bursts = [], []
+        self.calls, self.bursts, self.asked = [], [], 0
         self._seconds, self._burst = links._seconds, links._burst
         links._seconds, links._burst = self.seconds, self.burst
+        self._most = links.Ranks.most
+        links.Ranks.most = lambda ranks, values: self.most(ranks, values)
+
+    def most(self, ranks, values):
+        self.asked += 1
+        return self._most(ranks, values)
 
     def seconds(self, ranks, *call):
         self.calls.append(call)
@@ -177,13 +187,13 @@ def probed_without_time(rank):
         links.BUDGET_S = 0.0 if comm.rank == 1 else 1e9
         made = Counting(links)
         model = asdict(links.probed(comm, 60.0))
-        return model, made.calls, made.bursts
+        return model, made.calls, made.bursts, made.asked
 
 
 def probed_unequal(rank):
     """A probe of three hosts, of which none seems to send slowly, or the second one."""
     links.BUDGET_S = 1e9
-    links.LONGEST = 1 << 16
+    bursts.LONGEST = 1 << 16
     made, found = Counting(links), []
 
     def as_if(slow):
@@ -205,9 +215,9 @@ def probed_unequal(rank):
 def probed_when_busy(rank):
     """A probe in which bursts of the same pair differ a hundredfold."""
     exchanged = links._exchanged
-    links._exchanged = lambda *given: (exchanged(*given)[0], 100.0)
+    links._exchanged = lambda *given, **more: (exchanged(*given, **more)[0], 100.0)
     links.BUDGET_S = 1e9
-    links.LONGEST = 1 << 16
+    bursts.LONGEST = 1 << 16
     with rank.init(timeout_s=60) as comm:
         return asdict(links.probed(comm, 60.0))
 
@@ -217,18 +227,20 @@ def values_of(ends):
     return [end.value for end in ends]
 
 
+@pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.timeout(60)
-def test_without_time_all_ranks_make_the_same_few_calls_and_bursts(forks):
+def test_without_time_all_ranks_make_the_same_few_calls_and_bursts(forks, n):
     """One rank alone has no time, and it has none for what others begin."""
-    told = values_of(forks.run(3, probed_without_time, hosts=(1, 1, 1)))
-    models = [model_of(model) for model, *_ in told]
-    assert models[0] == models[1] == models[2]
-    assert models[0].start != MODEL.start  # the call by which they agree
-    for place, (_, calls, bursts) in enumerate(told):
-        assert calls == [["all_reduce", "naive"]]
-        peers = [(place + 1) % 3, (place - 1) % 3]
-        sizes = [links.SHORT] * 2, [links.FIRST] * 2
-        assert bursts == [peers + size for size in sizes]
+    told = values_of(forks.run(n, probed_without_time, hosts=(1,) * n))
+    models = {model_of(model) for model, *_ in told}
+    assert len(models) == 1
+    assert models.pop().start != MODEL.start  # the call by which they agree
+    for place, (_, calls, made, asked) in enumerate(told):
+        assert calls == []
+        assert asked == 6
+        peers = [(place + 1) % n, (place - 1) % n]
+        sizes = [bursts.SHORT] * 2, [bursts.FIRST] * 2
+        assert made == [peers + size for size in sizes]
 
 
 @pytest.mark.timeout(60)
@@ -286,14 +298,30 @@ def test_with_bbr_nobody_sends_to_several_if_that_gains_little(nbytes):
     assert names == ["double_tree:segments=8", "chain:segments=8"]
 
 
-@pytest.mark.parametrize(("text", "shared"), [("bbr\n", True), ("cubic\n", False)])
+@pytest.mark.parametrize(
+    ("text", "place", "tcp", "shared"),
+    [
+        ("bbr\n", 1, True, True),
+        ("bbr\n", 2, True, True),
+        ("bbr\n", 2, False, False),  # as over UCX, which has its own
+        ("cubic\n", 2, True, False),
+    ],
+)
 @pytest.mark.timeout(60)
-def test_one_host_with_bbr_is_enough(forks, tmp_path, text, shared):
-    (tmp_path / "1").write_text(text)  # rank 0 cannot tell what it has
-    ends = forks.run(2, probed_with, str(tmp_path), hosts=(1, 1))
+def test_one_rank_with_bbr_is_enough(forks, tmp_path, text, place, tcp, shared):
+    """Rank 2 is not the first of its host; the others cannot tell what they have."""
+    (tmp_path / str(place)).write_text(text)
+    ends = forks.run(3, probed_with, str(tmp_path), tcp, hosts=(1, 2))
     models = [model_of(told) for told in values_of(ends)]
-    assert models[0] == models[1]
+    assert models[0] == models[1] == models[2]
     assert models[0].shared == (predict.SHARED_BY_BBR if shared else 0.0)
+
+
+def test_bytes_of_ucx_do_not_go_by_this_systems_tcp(monkeypatch):
+    monkeypatch.setattr(ucx, "_native", SimpleNamespace(Ucx=object))
+    monkeypatch.setattr(ucx, "describe", str)
+    assert not ucx.Ucx().wires().tcp
+    assert tcp.Tcp().wires().tcp
 
 
 def test_rates_within_the_spread_of_bursts_are_taken_for_equal():
@@ -348,8 +376,8 @@ PAIR = 0, 1
 
 def bursts_of(byte, latency, each):
     """What is found of a link, in bursts that may take so long together."""
-    found = links.Bursts({PAIR: latency})
-    for _ in range(links.LONGER):
+    found = bursts.Bursts({PAIR: latency})
+    for _ in range(bursts.LONGER):
         sizes, _ = found.longer(each, [PAIR])
         found.add(sizes, {p: latency + size * byte for p, size in sizes.items()})
     return found.rates[PAIR]
@@ -365,16 +393,16 @@ def test_latency_is_not_taken_for_bytes(gbit):
 @pytest.mark.parametrize("gbit", [10, 40, 100])
 def test_long_latency_is_told_from_bytes_by_fewer_bursts(gbit):
     """Short bursts take a third of the time there is, nearly all of it latency."""
-    found = links.Bursts({PAIR: 5e-4})
-    assert found.longer(1.5e-3, [PAIR]) == ({PAIR: links.FIRST}, 1)
-    assert found.longer(1.0, [PAIR]) == ({PAIR: links.FIRST}, links.REPEATS)
+    found = bursts.Bursts({PAIR: 5e-4})
+    assert found.longer(1.5e-3, [PAIR]) == ({PAIR: bursts.FIRST}, 1)
+    assert found.longer(1.0, [PAIR]) == ({PAIR: bursts.FIRST}, bursts.REPEATS)
     assert bursts_of(8e-9 / gbit, 5e-4, 1.5e-3) == pytest.approx(8e-9 / gbit, rel=0.01)
 
 
 def test_bursts_that_tell_little_of_the_rate_are_not_taken_for_nothing():
-    found = links.Bursts({PAIR: 2e-4})
+    found = bursts.Bursts({PAIR: 2e-4})
     found.add({PAIR: 1 << 20}, {PAIR: 1.9e-4})  # quicker than the short one
-    least = links.LEAST_BYTES * 1.9e-4 / (1 << 20)
+    least = bursts.LEAST_BYTES * 1.9e-4 / (1 << 20)
     assert found.rates[PAIR] == pytest.approx(least, rel=0.01)
     found.add({PAIR: 1 << 14}, {PAIR: 1.0})  # bytes may have taken none of that
     assert found.rates[PAIR] == pytest.approx(1.0 / (1 << 14), rel=0.01)
@@ -382,23 +410,34 @@ def test_bursts_that_tell_little_of_the_rate_are_not_taken_for_nothing():
 
 def test_rate_of_busy_hosts_is_half_way_to_the_usual_one():
     """The burst of 16 KiB took as long as the short one: anything may be true."""
-    found = links.Bursts({PAIR: 10e-3})
-    found.add({PAIR: links.FIRST}, {PAIR: 10e-3})
-    slowest = 10e-3 / links.FIRST
+    found = bursts.Bursts({PAIR: 10e-3})
+    found.add({PAIR: bursts.FIRST}, {PAIR: 10e-3})
+    slowest = 10e-3 / bursts.FIRST
     assert found.rates[PAIR] == pytest.approx((slowest * MODEL.byte) ** 0.5, rel=0.01)
 
 
 def test_bursts_get_little_longer_as_long_as_little_is_known():
     """The first one may have taken less by chance than the time of its bytes."""
-    found = links.Bursts({PAIR: 2e-3})
-    found.add({PAIR: links.FIRST}, {PAIR: 2e-3})
-    (size,) = found.longer(10e-3, [PAIR])[0].values()
-    assert size == pytest.approx(8e-3 / (links.LEAST_BYTES * 2e-3) * links.FIRST, 0.01)
+    found = bursts.Bursts({PAIR: 2e-3})
+    found.add({PAIR: bursts.FIRST}, {PAIR: 2e-3})
+    (size,) = found.longer(6e-3, [PAIR])[0].values()
+    assert size == pytest.approx(4e-3 / (bursts.LEAST_BYTES * 2e-3) * bursts.FIRST)
+
+
+def test_bursts_do_not_get_longer_at_once_by_what_a_full_bucket_lets_through():
+    """16 KiB pass in no time, where the bytes after them may take long."""
+    found = bursts.Bursts({PAIR: 1e-5})
+    sizes = []
+    for _ in range(bursts.LONGER):
+        made, _ = found.longer(1.0, [PAIR])
+        found.add(made, dict.fromkeys(made, 1.1e-5))
+        sizes += made.values()
+    assert sizes == [bursts.FIRST, 16 * bursts.FIRST, 256 * bursts.FIRST]
 
 
 def test_bursts_that_may_take_no_time_are_not_made_longer():
-    found = links.Bursts({PAIR: 1e-4})
-    found.add({PAIR: links.FIRST}, {PAIR: 2e-4})
+    found = bursts.Bursts({PAIR: 1e-4})
+    found.add({PAIR: bursts.FIRST}, {PAIR: 2e-4})
     assert found.longer(0.0, [PAIR]) == ({}, 1)
     assert found.longer(-1.0, [PAIR]) == ({}, 1)
 

@@ -68,6 +68,17 @@ class CostModel:
 
 MODEL = CostModel()
 
+SHARED_BY_BBR = 0.3
+"""What streams lose that share a link, under TCP's BBR.
+
+It paces each by the share that it had in the last crowd. Measured with links of 10 and
+200 Mbit/s on four hosts: 1.24 to 1.6 times as long as ring and chain, where rates alone
+make no difference; Reno 1.0 to 1.15 times.
+"""
+
+ALIKE = 1.3
+"""Rates that differ by less are taken for equal: no probe is more exact."""
+
 
 @dataclass(frozen=True)
 class StepCost:
@@ -200,18 +211,6 @@ def small_calls(n: int) -> tuple[tuple[str, str], ...]:
     names = many, "circulant", "butterfly:radix=4"
     first = "all_reduce", "recursive_doubling"
     return first, *(("all_gather", name) for name in names)
-
-
-SHARED_BY_BBR = 0.3
-"""What streams lose that share a link, under TCP's BBR.
-
-It paces each by the share that it had in the last crowd. Measured with links of 10 and
-200 Mbit/s on four hosts: 1.24 to 1.6 times as long as ring and chain, where rates alone
-make no difference; Reno 1.0 to 1.15 times.
-"""
-
-ALIKE = 1.3
-"""Rates that differ by less are taken for equal: no probe is more exact."""
 
 
 def fitted(

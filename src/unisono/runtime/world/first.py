@@ -70,8 +70,8 @@ def _agree(
     """Agree on what must be equal on all ranks: memory access, table, and links."""
     session = comm.core.session
     probes = False
+    ends = time.monotonic() + rendezvous_timeout_s
     if len(set(session.hosts)) > 1 and session.leave is not None:
-        ends = time.monotonic() + rendezvous_timeout_s
         agreed = _agree_on_options(comm, native, ends)
         session.reaches, session.note, traced, probes = agreed
         if traced:
@@ -82,7 +82,7 @@ def _agree(
     if session.note:
         session.tuned = tuned_agreement.agree(comm, rendezvous_timeout_s)
     if probes:
-        session.links = links.probed(comm, rendezvous_timeout_s)
+        session.links = links.probed(comm, max(1.0, ends - time.monotonic()))
 
 
 def _agree_on_options(

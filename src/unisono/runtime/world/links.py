@@ -18,8 +18,9 @@ them.
 
 Nothing is begun that is not expected to end within the budget. Whether it is, all ranks
 decide alike, for they ask each other: one small call, which has the most of all ranks'
-values. It is the first of the small calls, so latencies are known in any case. What is
-always made is that, a burst of hardly a byte and one of 16 KiB.
+values. Once nothing is left, nobody asks again. Then the probe is six small calls, one
+after the other, a burst of hardly a byte and one of 16 KiB; the quickest of the calls
+tells the latency, and no others are made for that.
 
     UNISONO_PROBE=0     no probe: the constants of an ordinary network
 """
@@ -29,7 +30,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -37,6 +39,9 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from unisono.errors import CollectiveTimeout, UnisonoError
+from unisono.runtime.call.options import Options
+from unisono.runtime.call.work import Work
 from unisono.runtime.communicator import Communicator
 from unisono.runtime.plan.predict import (
     ALIKE,
@@ -46,22 +51,13 @@ from unisono.runtime.plan.predict import (
     fitted,
     small_calls,
 )
+from unisono.runtime.world.bursts import REPEATS, SHORT, Bursts, Pair, Pairs, grown
 
 VARIABLE = "UNISONO_PROBE"
 BUDGET_S = 40e-3
 """What is not expected to end within so long is not begun."""
-SHORT = 64
-FIRST = 16 << 10
-LONGEST = 4 << 20
-LONGER = 4
-"""How often bursts are made longer: to `FIRST`, then by what was found before."""
-MUCH_LONGER = 8
-"""So many times the time of an answer without bytes is worth more than one burst."""
-LEAST_BYTES = 0.2
-"""Of the time of a burst, its bytes take at least so much, unless it is a long time."""
 FIRST_PART = 0.5
 """Of the time for bursts, what the first ones get; the rest is for other pairs."""
-REPEATS = 3
 EVERY_PAIR_UP_TO = 8
 """Up to so many hosts each asks each; of more, those 1, 2, 4, ... further."""
 COPIED = 1 << 20
@@ -72,15 +68,18 @@ EACH_S = 2e-3
 """About how long the rounds of one small call take; of a slow one there are fewer."""
 PLAN_S = 4e-3
 """How long a small call is expected to take at first: it is mostly its plan."""
+PLANNED = 56
+"""Among more ranks the plan of an all_gather takes longer, as the square of them."""
 SMALL_S = 12e-3
 """What bursts leave for small calls."""
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _TAG = -78  # of the messages of this module
+_LOOK_S = 50e-6
+"""So often is looked whether bytes have come while a question is awaited."""
+_LEAST_LIMIT_S = 1e-3
 
 Floats = NDArray[np.float64]
 Bytes = NDArray[np.uint8]
-Pair = tuple[int, int]
-Pairs = dict[Pair, float]
 
 
 def wanted() -> bool:
@@ -94,11 +93,21 @@ def agreeing(world_size: int) -> str:
 
 
 def probed(comm: Communicator, timeout_s: float) -> CostModel:
-    """The model of the links between the hosts of all ranks; all ranks call it."""
-    ranks = Ranks(comm, timeout_s)
-    model = _with_memory(ranks)
-    rates, spread = _bursts(ranks)
-    seconds = _small_calls(ranks)
+    """The model of the links between the hosts of all ranks; all ranks call it.
+
+    All of it has so much time, within which ranks that are lost must be noticed.
+    """
+    try:
+        ranks = Ranks(comm, timeout_s)
+        model = _with_memory(ranks)
+        rates, spread = _bursts(ranks)
+        seconds = _small_calls(ranks)
+    except UnisonoError as error:
+        error.add_note(
+            "the links between hosts were being probed, as at every start of a world "
+            f"on several hosts; {VARIABLE}=0 skips that"
+        )
+        raise
     return fitted(comm.hosts, rates, seconds, model, max(ALIKE, spread))
 
 
@@ -111,27 +120,51 @@ class Ranks:
     """
 
     def __init__(self, comm: Communicator, timeout_s: float) -> None:
-        """The time begins when all are here."""
-        self.comm, self.timeout_s = comm, timeout_s
-        self._algorithm = agreeing(comm.world_size)
-        self.most(np.zeros(1))
-        self.begun = time.perf_counter()
+        """The time of the budget begins when all are here."""
+        self.comm = comm
         self.slow = 1.0
+        self._ends = time.monotonic() + timeout_s
+        self._algorithm = agreeing(comm.world_size)
+        self._took: list[float] = []
+        self._agreed = math.inf  # what was left when ranks were asked last
+        self.most(np.zeros(1))
+        self._took.clear()  # it has opened connections
+        self.begun = time.perf_counter()
+
+    @property
+    def limit_s(self) -> float:
+        """How long the next call may take, of the time of all of them."""
+        return max(_LEAST_LIMIT_S, self._ends - time.monotonic())
 
     def most(self, values: Floats) -> Floats:
         """Of each value the largest that a rank has."""
+        begun = time.perf_counter()
         found: Floats = self.comm.all_reduce(
-            values, op="max", algorithm=self._algorithm, timeout_s=self.timeout_s
+            values, op="max", algorithm=self._algorithm, timeout_s=self.limit_s
         )
+        self._took.append(time.perf_counter() - begun)
         return found
+
+    def quickest(self) -> float:
+        """The seconds of the quickest call of `most` so far.
+
+        Of each call the time of its slowest rank counts; all ranks have made the same
+        calls in the same order. Those with many values are not the quickest ones.
+        """
+        return float(self.most(np.array(self._took)).min())
 
     def left(self, seconds: float = 0.0) -> float:
         """What is left of the budget after what takes so long, for who has least.
 
-        And no rank is late now.
+        It is a barrier as well: no rank returns before all have called it. But once
+        nothing is left, ranks know it, and are not asked again.
         """
-        over = time.perf_counter() - self.begun + seconds - BUDGET_S
-        return -float(self.most(np.array([over]))[0])
+        if self._agreed < 0:
+            return self._agreed
+        over = time.perf_counter() - self.begun - BUDGET_S
+        now, after = self.most(np.array([over, over + seconds])).tolist()
+        self._agreed = -now
+        return -float(after)
 
     def can(self, seconds: float) -> bool:
         """Whether there is time for what takes so long as the slowest rank expects."""
@@ -141,7 +174,8 @@ class Ranks:
 def _with_memory(ranks: Ranks) -> CostModel:
     """The usual model, with the times in which the middle rank copies and adds.
 
-    And with what streams lose that share a link, if the TCP of a host uses BBR.
+    And with what streams lose that share a link, if a host uses BBR, and bytes go to
+    other hosts by its TCP.
     """
     comm = ranks.comm
     x, y = np.ones((2, COPIED // 4), np.float32)
@@ -157,13 +191,14 @@ def _with_memory(ranks: Ranks) -> CostModel:
     took, worked = time.perf_counter() - since[0], time.thread_time() - since[1]
     ranks.slow = max(1.0, took / max(worked, 1e-6))
     mine = np.zeros((comm.world_size, 3))
-    mine[comm.rank] = *best, congestion_control().startswith("bbr")
-    inside, added, bbr = ranks.most(mine.ravel()).reshape(mine.shape).T.tolist()
+    bbr = comm.core.session.tcp and congestion_control().startswith("bbr")
+    mine[comm.rank] = *best, bbr
+    inside, added, paced = ranks.most(mine.ravel()).reshape(mine.shape).T.tolist()
     return replace(
         MODEL,
         byte_inside=median(inside),
         added_byte=median(added),
-        shared=SHARED_BY_BBR if any(bbr) else 0.0,
+        shared=SHARED_BY_BBR if any(paced) else 0.0,
     )
 
 
@@ -173,65 +208,6 @@ def congestion_control() -> str:
         return _CONGESTION.read_text().strip()
     except OSError:
         return ""
-
-
-class Bursts:
-    """Bursts from host to host: seconds per byte, and how long the next may be.
-
-    Short ones have hardly a byte, so what longer ones take more is for their bytes. The
-    next are as long as their time allows if bytes take as much, or a part of the last
-    one's time at least: that is the pace.
-    """
-
-    def __init__(self, short: Pairs) -> None:
-        """Begin with the seconds of short bursts."""
-        self.short: Pairs = {}
-        self.sizes: dict[Pair, int] = {}
-        self.paces: Pairs = {}
-        self.rates: Pairs = {}
-        self.begin(short)
-
-    def begin(self, short: Pairs) -> None:
-        """Take in short bursts of further pairs."""
-        self.short |= short
-        self.sizes |= dict.fromkeys(short, SHORT)
-
-    def longer(self, each: float, pairs: Iterable[Pair]) -> tuple[dict[Pair, int], int]:
-        """Bytes of these pairs that take `each` seconds, and how often they are sent.
-
-        That is once, if it would be little more than latency otherwise. There are none
-        of pairs where they are not twice as many as before.
-        """
-        idle = max(self.short.values())
-        repeats = REPEATS if each >= REPEATS * MUCH_LONGER * idle else 1
-        left = each / repeats - idle
-        found = {
-            pair: min(LONGEST, int(left / self.paces[pair]))
-            if pair in self.paces
-            else FIRST
-            for pair in pairs
-        }
-        sizes = {p: size for p, size in found.items() if size > 2 * self.sizes[p]}
-        return sizes, repeats
-
-    def add(self, sizes: Mapping[Pair, int], took: Pairs) -> None:
-        """Take in longer bursts.
-
-        What they take more than short ones may be mostly chance. So their bytes take at
-        least a part of their time. On busy hosts that may be far too much: then it is
-        what is half way (in powers) to the rate of an ordinary network.
-        """
-        for pair, seconds in took.items():
-            size, more = sizes[pair], seconds - self.short[pair]
-            least = LEAST_BYTES * seconds
-            usual = size * math.sqrt(seconds / size * MODEL.byte)
-            self.rates[pair] = max(more, min(least, usual)) / (size - SHORT)
-            self.sizes[pair], self.paces[pair] = size, max(more, least) / size
-
-    def differ(self) -> bool:
-        """Whether some links seem to be faster than others."""
-        rates = self.rates.values()
-        return max(rates, default=0.0) > ALIKE * min(rates, default=0.0)
 
 
 def _shifts(num_hosts: int) -> list[int]:
@@ -248,7 +224,7 @@ def _bursts(ranks: Ranks) -> tuple[Pairs, float]:
     first, *others = _shifts(len(leaders))
     bursts, kept = Bursts({}), SMALL_S
     if others:
-        kept += (1 - FIRST_PART) * (ranks.left() - SMALL_S)
+        kept += (1 - FIRST_PART) * max(0.0, ranks.left() - SMALL_S)
     spread = _grown(ranks, bursts, leaders, [first], kept)
     if others and bursts.differ() and ranks.can(SMALL_S):
         spread = max(spread, _grown(ranks, bursts, leaders, others, SMALL_S))
@@ -263,17 +239,19 @@ def _grown(
     kept: float,
 ) -> float:
     """Take in ever longer bursts, and keep some time; how much the last ones differ."""
-    took, spread = _exchanged(ranks, leaders, shifts, None)
-    bursts.begin(took)
-    for more in range(LONGER, 0, -1):
-        left = ranks.left() - kept
-        if left <= 0 and more < LONGER:
-            break  # on a slow network each such question takes long itself
-        sizes, repeats = bursts.longer(left / (more * len(shifts)), took)
-        if sizes:
-            found, seen = _exchanged(ranks, leaders, shifts, sizes, repeats)
-            bursts.add(sizes, found)
-            spread = seen or spread
+    spread = 0.0
+
+    def exchanged(
+        sizes: dict[Pair, int] | None, repeats: int, expected: float
+    ) -> Pairs:
+        nonlocal spread
+        found, seen = _exchanged(
+            ranks, leaders, shifts, sizes, repeats, expected=expected, kept=kept
+        )
+        spread = seen or spread
+        return found
+
+    grown(bursts, len(shifts), lambda: ranks.left() - kept, exchanged)
     return spread
 
 
@@ -282,12 +260,17 @@ def _exchanged(
     leaders: Sequence[int],
     shifts: Sequence[int],
     sizes: Mapping[Pair, int] | None,
-    repeats: int = REPEATS,
+    repeats: int,
+    *,
+    expected: float,
+    kept: float,
 ) -> tuple[Pairs, float]:
     """Seconds from host to host, for bursts of these sizes, or short ones.
 
     And how many times as long as the quickest one of a pair the last ones took, of the
-    middle pair; 0 if there was one alone. The first one is made even without time.
+    middle pair; 0 if there was one alone. The first one is made even without time. Of
+    the others one is made if it leaves what is kept: it is expected to take as long as
+    those before it, and the first of a shift so many seconds.
     """
     comm, num = ranks.comm, len(leaders)
     mine = np.zeros((2, num, len(shifts)))
@@ -296,7 +279,7 @@ def _exchanged(
         times: list[float] = []
         burst = _burst_of(ranks, leaders, shift, sizes)
         for _ in range(repeats):
-            if not ranks.can(max(times, default=0.0)) and made:
+            if not ranks.can(max(times, default=expected) + kept) and made:
                 break
             made += 1
             times.append(burst())
@@ -327,12 +310,12 @@ def _burst_of(
     here = leaders.index(comm.rank)
     dst, src = (here + shift) % num, (here - shift) % num
     sent, taken = (
-        np.zeros(SHORT if sizes is None else sizes.get(pair, 0), np.uint8)
+        # Not zeros: their pages would be made when they are sent, or received.
+        np.ones(SHORT if sizes is None else sizes.get(pair, 0), np.uint8)
         for pair in ((here, dst), (src, here))
     )
-    sent += 1  # or its pages would be made when it is sent
-    given = comm, leaders[dst], leaders[src], sent, taken, ranks.timeout_s
-    return lambda: _burst(*given)
+    given = comm, leaders[dst], leaders[src], sent, taken
+    return lambda: _burst(*given, ranks.limit_s)
 
 
 def _burst(
@@ -343,34 +326,60 @@ def _burst(
     taken: Bytes,
     timeout_s: float,
 ) -> float:
-    """Ask `src` for bytes, and send some to `dst` when it asks; the seconds taken."""
-    begun, works = time.perf_counter(), []
+    """Ask `src` for bytes, and send some to `dst` when it asks; the seconds taken.
+
+    The bytes may come before `dst` has asked, if it is late or far.
+    """
+    question = np.zeros(1, np.uint8)
+    works: list[Work] = []
+
+    def begun(work: Work) -> Work:
+        work.allow_drop()  # an error of one says enough
+        works.append(work)
+        return work
+
+    limit: Options = {"async_op": True, "timeout_s": timeout_s}
+    since, took = time.perf_counter(), 0.0
+    arriving = asked = None
     if taken.size:
-        arriving = comm.recv(taken, src, tag=_TAG, async_op=True, timeout_s=timeout_s)
-        question = np.zeros(1, np.uint8)
-        works = [
-            comm.send(question, src, tag=_TAG - 1, async_op=True, timeout_s=timeout_s),
-            arriving,
-        ]
+        arriving = begun(comm.recv(taken, src, tag=_TAG, **limit))
+        begun(comm.send(question, src, tag=_TAG - 1, **limit))
     if sent.size:
-        comm.recv(np.empty(1, np.uint8), dst, tag=_TAG - 1, timeout_s=timeout_s)
-        works.insert(
-            0, comm.send(sent, dst, tag=_TAG, async_op=True, timeout_s=timeout_s)
-        )
-    took = 0.0
-    if taken.size:
+        asked = begun(comm.recv(np.empty(1, np.uint8), dst, tag=_TAG - 1, **limit))
+        while not asked.done():
+            with suppress(CollectiveTimeout):
+                asked.wait(_LOOK_S)
+            if arriving is not None and not took and arriving.done():
+                took = time.perf_counter() - since
+        asked.wait()
+        begun(comm.send(sent, dst, tag=_TAG, **limit))
+    if arriving is not None:
         arriving.wait()
-        took = time.perf_counter() - begun
+        took = took or time.perf_counter() - since
     for work in works:
         work.wait()
     return took
 
 
+def planning(n: int) -> float:
+    """The seconds in which a small call of n ranks gets its plan.
+
+    Measured: 2 to 6 ms up to 64 ranks, 19 ms for 128, 85 ms for 256, 1.6 s for 1,000.
+    """
+    return PLAN_S * max(1.0, (n / PLANNED) ** 2)
+
+
 def _small_calls(ranks: Ranks) -> list[float]:
-    """The seconds of the first of `small_calls`, and of others if there is time."""
+    """The seconds of the first of `small_calls`, and of others if there is time.
+
+    Without time the first one is not made again: it is that by which ranks agree.
+    """
+    if ranks.left() < 0:
+        return [ranks.quickest()]
     found: list[float] = []
-    expected = PLAN_S * ranks.slow
-    for collective, algorithm in small_calls(ranks.comm.world_size):
+    n = ranks.comm.world_size
+    expected = planning(n) * ranks.slow
+    for collective, algorithm in small_calls(n):
         if found and not ranks.can(expected):
             break
         begun = time.perf_counter()
@@ -397,7 +406,7 @@ def _turn(ranks: Ranks, collective: str, algorithm: str) -> Callable[[], float]:
         if collective == "all_reduce":
             ranks.most(x)
         else:
-            limit = ranks.timeout_s
+            limit = ranks.limit_s
             comm.all_gather(x, out=out, algorithm=algorithm, timeout_s=limit)
 
     def turn() -> float:
