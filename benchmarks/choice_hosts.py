@@ -14,8 +14,8 @@ other before each call, or broadcasts would overlap, which no expected time tell
 to benchmarks/results/.
 
 All networks take as long as `--minutes` says, about; what a network has no time for is
-named, and not judged. Hosts have the congestion control of this system; `--congestion
-reno` is what every system allows them.
+named, and not judged. Results are written after each network. Hosts have the congestion
+control of this system; `--congestion reno` is what every system allows them.
 """
 
 from __future__ import annotations
@@ -190,21 +190,36 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--congestion", default="")
     args = parser.parse_args()
+    names = args.networks or [*NETWORKS]
+    limit_s = 60 * args.minutes / len(names) - STARTING_S
+    if limit_s <= 0:
+        least = STARTING_S * len(names) / 60
+        parser.error(f"--minutes: {len(names)} networks start in {least:.1f} minutes")
     if why := hosts_available():
         sys.exit(f"benchmarks/choice_hosts.py: {why}")
-    names = args.networks or [*NETWORKS]
     kept: dict[str, list[Row]] = {}
     if RESULTS.exists() and args.networks:
         kept = json.loads(RESULTS.read_text())["networks"]
+    used = args.congestion or CONGESTION.read_text().strip()
     for name in names:
-        limit_s = 60 * args.minutes / len(names) - STARTING_S
         kept[name] = measured(NETWORKS[name], limit_s, args.congestion)
         show(name, kept[name])
-    rows = [row for found in kept.values() for row in found]
+        keep(kept, used)
+    report("all", together(kept))
+
+
+def together(kept: dict[str, list[Row]]) -> list[Row]:
+    """The rows of all networks."""
+    return [row for found in kept.values() for row in found]
+
+
+def keep(kept: dict[str, list[Row]], congestion: str) -> None:
+    """Write what was found so far, if there is anything."""
+    if not (rows := together(kept)):
+        return
     total = {how: summary(rows, how) for how in ("before", "after")}
-    report("all", rows)
-    used = args.congestion or CONGESTION.read_text().strip()
-    record = {**total, "congestion": used, "load": os.getloadavg()[0], "networks": kept}
+    load = os.getloadavg()[0]
+    record = {**total, "congestion": congestion, "load": load, "networks": kept}
     RESULTS.write_text(json.dumps(record, indent=1) + "\n")
 
 
@@ -243,7 +258,9 @@ def show(name: str, rows: list[Row]) -> None:
 
 
 def report(name: str, rows: list[Row]) -> None:
-    """The summary as a row of the table in docs/tuning.md."""
+    """The summary as a row of the table in docs/tuning.md; of no rows there is none."""
+    if not rows:
+        return
     cells = []
     for how in ("before", "after"):
         found = summary(rows, how)
