@@ -19,7 +19,8 @@ LONGER = 4
 GROWTH = 16
 """A burst has at most so many times the bytes of the one before, from `FIRST` on.
 
-Some networks pass the first bytes faster than those that follow, as those of clouds do.
+Networks that limit rates by a token bucket, as those of clouds, pass the first bytes
+faster than those that follow.
 """
 MUCH_LONGER = 8
 """So many times the time of an answer without bytes is worth more than one burst."""
@@ -54,11 +55,12 @@ class Bursts:
         self.sizes |= dict.fromkeys(short, SHORT)
 
     def longer(self, each: float, pairs: Iterable[Pair]) -> tuple[dict[Pair, int], int]:
-        """Bytes of these pairs that take `each` seconds, and how often they are sent.
+        """The bytes of the next burst of each pair, and how often it is made.
 
-        That is once, if it would be little more than latency otherwise. There are none
-        of pairs where they are not twice as many as before; nor are they more than
-        `GROWTH` times as many.
+        All times it is made take `each` seconds together, as far as is known. It is
+        made once if shorter bursts would take little more than latency. A pair is left
+        out if its burst would not have twice as many bytes as its last one. None has
+        more than `GROWTH` times as many, but for the first, which has `FIRST`.
         """
         idle = max(self.short.values())
         repeats = REPEATS if each >= REPEATS * MUCH_LONGER * idle else 1

@@ -18,9 +18,9 @@ them.
 
 Nothing is begun that is not expected to end within the budget. Whether it is, all ranks
 decide alike, for they ask each other: one small call, which has the most of all ranks'
-values. Once nothing is left, nobody asks again. Then the probe is six small calls, one
-after the other, a burst of hardly a byte and one of 16 KiB; the quickest of the calls
-tells the latency, and no others are made for that.
+values. Once nothing is left, nobody asks again. Where that is so from the start, the
+probe is six small calls, one after the other, a burst of hardly a byte and one of 16
+KiB; the quickest of the calls tells the latency, and none are made for that alone.
 
     UNISONO_PROBE=0     no probe: the constants of an ordinary network
 """
