@@ -78,7 +78,7 @@ def test_rank_that_asks_late_does_not_make_the_bytes_of_another_later(
     monkeypatch, bytes_after, question_after
 ):
     comm = Messages(Clock(monkeypatch), bytes_after, question_after)
-    assert burst_of(comm) == pytest.approx(bytes_after, abs=2 * links._LOOK_S)
+    assert burst_of(comm) == pytest.approx(bytes_after, rel=0.1)
     assert all(work.done() for work in comm.works)
 
 

@@ -74,8 +74,11 @@ SMALL_S = 12e-3
 """What bursts leave for small calls."""
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _TAG = -78  # of the messages of this module
-_LOOK_S = 50e-6
-"""So often is looked whether bytes have come while a question is awaited."""
+_LOOK_S, _LOOK_PART = 50e-6, 1 / 16
+"""After so long, or such a part of the time so far, is looked whether bytes have come.
+
+That is while a question is awaited; the time of the bytes is too long by so much.
+"""
 _LEAST_LIMIT_S = 1e-3
 
 Floats = NDArray[np.float64]
@@ -346,10 +349,10 @@ def _burst(
         begun(comm.send(question, src, tag=_TAG - 1, **limit))
     if sent.size:
         asked = begun(comm.recv(np.empty(1, np.uint8), dst, tag=_TAG - 1, **limit))
-        while not asked.done():
+        while arriving is not None and not took and not asked.done():
             with suppress(CollectiveTimeout):
-                asked.wait(_LOOK_S)
-            if arriving is not None and not took and arriving.done():
+                asked.wait(max(_LOOK_S, _LOOK_PART * (time.perf_counter() - since)))
+            if arriving.done():
                 took = time.perf_counter() - since
         asked.wait()
         begun(comm.send(sent, dst, tag=_TAG, **limit))
