@@ -28,6 +28,13 @@ constexpr std::chrono::nanoseconds after_failure = std::chrono::seconds(1);
 
 bool is_set(const Word &word) { return word.load(std::memory_order_acquire) != 0; }
 
+// Whether others can have seen that a block has begun the call after its last one. By what they
+// see of it: they may have ended that call, and closed, before anything else of it is stored.
+bool has_begun_next(const device::BlockWords &block) {
+  const std::uint64_t next = block.calls + 1;
+  return std::uint32_t(block.arrivals[next & 1].facts[0][0] >> 32) == std::uint32_t(next);
+}
+
 } // namespace
 
 void DeviceComm::close() {
@@ -107,9 +114,7 @@ bool DeviceComm::is_in_a_call() const {
   } catch (const Error &) {
     return false;
   }
-  return std::any_of(std::begin(words->blocks), std::end(words->blocks), [](const auto &block) {
-    return block.begun > block.calls;
-  });
+  return std::any_of(std::begin(words->blocks), std::end(words->blocks), has_begun_next);
 }
 
 void DeviceComm::read_words(device::RankWords &words) const {
