@@ -50,4 +50,16 @@ template <class Vector, class Value> struct Vectors {
   Vector of[count];
 };
 
+// What was read with flags.
+template <class Value, class Target, int units>
+UNISONO_DEVICE Value value_of(const Flagged<Target> (&read)[units]) {
+  using Of = Vectors<typename Target::Vector, Value>;
+  static_assert(Of::count == units);
+  Of vectors;
+  UNISONO_UNROLL
+  for (int u = 0; u < units; ++u)
+    vectors.of[u] = read[u].data();
+  return bit_cast<Value>(vectors);
+}
+
 } // namespace unisono::device

@@ -12,7 +12,7 @@
 // What can be done at the same time is done by threads of different warps: one publishes,
 // others poll, and others find the addresses of what is moved next.
 //
-// Every wait is bounded: see waits.cuh. A block that gives up fills its slice of the output
+// Every wait is bounded: see waits.cuh. A block that gives up fills its tiles of the output
 // with a value that is not a number, and ends: the kernel ends normally, and the device stays
 // usable.
 //
@@ -185,18 +185,17 @@ private:
     return waits_.sees(arrival_of(rank), shared_.call, rank, facts);
   }
 
-  // The flags of packets have 32 bits, so one from long ago could be taken for one of this call.
-  // Therefore they are cleared long before that: when all ranks have arrived nobody reads those
+  // The flags of packets have 31 bits, so one from long ago could be taken for one of this call.
+  // Therefore they are cleared before that: when all ranks have arrived nobody reads those
   // of an earlier call, and when all have cleared theirs they are written again.
   UNISONO_DEVICE bool clear_packets() {
-    constexpr std::int64_t bytes = 2 * packet_bytes;
+    constexpr auto vectors = std::int32_t(2 * packet_bytes / std::int64_t(sizeof(Vector)));
     target_.fence(); // behind the arrivals that were seen
     target_.sync();
     Vector *const packets =
-        reinterpret_cast<Vector *>(call_.peers[call_.rank].packets + target_.block() * bytes);
+        reinterpret_cast<Vector *>(packets_of_block(call_.peers[call_.rank]));
     UNISONO_NO_UNROLL
-    for (std::int32_t i = target_.thread(); i < bytes / std::int32_t(sizeof(Vector));
-         i += target_.threads())
+    for (std::int32_t i = target_.thread(); i < vectors; i += target_.threads())
       packets[i] = Vector{};
     target_.sync();
     if (target_.thread() == 0) {
@@ -212,15 +211,19 @@ private:
 
   UNISONO_DEVICE static U64 epoch_of(U64 generation) { return generation >> packet_epoch_bits; }
 
+  // Two halves, which generations use in turn.
+  UNISONO_DEVICE unsigned char *packets_of_block(const Peer &peer) const {
+    return peer.packets + target_.block() * (2 * packet_bytes);
+  }
+
   // Where the packets of this call are, and this rank's buffers.
   UNISONO_DEVICE void find_packets() {
-    const std::int32_t half = std::int32_t(mine().progress >> progress_action_bits & 1);
-    const std::int64_t first = (target_.block() * 2 + half) * packet_bytes;
+    const auto half = std::int64_t(mine().progress >> progress_action_bits & 1);
     UNISONO_NO_UNROLL
     for (std::int32_t q = from_warp(1); q < call_.n; q += target_.threads()) {
       const Peer peer = call_.peers[q];
       shared_.words[q] = peer.words;
-      shared_.buffers[rows::window][q] = peer.packets + first;
+      shared_.buffers[rows::window][q] = packets_of_block(peer) + half * packet_bytes;
     }
     if (target_.thread() == 0) {
       shared_.buffers[rows::input][call_.rank] = const_cast<unsigned char *>(call_.input);
@@ -329,9 +332,9 @@ private:
     const U64 call = shared_.call;
     Arrival &arrival = mine().arrivals[call & 1];
     store(arrival.facts,
-          CallFacts{call_.fingerprint,
-                    waits_.own_flags(),
-                    {std::uint16_t(call_.segment[0]), std::uint16_t(call_.segment[1])},
+          CallFacts{{call_.fingerprint,
+                     waits_.own_flags(),
+                     {std::uint16_t(call_.segment[0]), std::uint16_t(call_.segment[1])}},
                     {call_.offset[0], call_.offset[1]}},
           call);
     store(arrival.summary, call_.summary, call);
@@ -354,16 +357,11 @@ private:
 
   // Waits for one rank; false if the call is given up, or differs from that rank's.
   UNISONO_DEVICE bool sees_arrival(std::int32_t rank, std::uint32_t &exposed) {
-    using Facts = Vectors<Vector, CallFacts>;
-    Flagged<Target> read[Facts::count];
+    Flagged<Target> read[Vectors<Vector, CallFacts>::count];
     if (!waits_.sees(arrival_of(rank), shared_.call, rank, read))
       return false;
-    Facts vectors;
-    UNISONO_UNROLL
-    for (int u = 0; u < Facts::count; ++u)
-      vectors.of[u] = read[u].data();
-    const auto facts = bit_cast<CallFacts>(vectors);
-    exposed &= facts.flags;
+    const auto facts = value_of<CallFacts>(read);
+    exposed &= facts.head.flags;
     const bool own = rank == call_.rank;
     const Peer &peer = call_.peers[rank];
     shared_.buffers[rows::input][rank] =
@@ -376,11 +374,11 @@ private:
   UNISONO_DEVICE static unsigned char *segment_buffer(const Peer &peer,
                                                       const CallFacts &facts, int which) {
     const auto flag = std::uint32_t(which == 0 ? exposes_input : exposes_output);
-    if ((facts.flags & flag) == 0)
+    if ((facts.head.flags & flag) == 0)
       return nullptr;
-    if (facts.segment[which] == 0) // of a rank of this process: its address
+    if (facts.head.segment[which] == 0) // of a rank of this process: its address
       return reinterpret_cast<unsigned char *>(facts.offset[which]);
-    return peer.segments[facts.segment[which]] + facts.offset[which];
+    return peer.segments[facts.head.segment[which]] + facts.offset[which];
   }
 
   // Actions take turns: what this one shares with the threads is not what the last one does,
@@ -505,8 +503,9 @@ private:
 
   // Nobody takes what this block has left unwritten for a result. Tiles of other blocks are not
   // its business: they may be complete, and in place other ranks may still read them. Ranks that
-  // deliver to this rank's output may do so later, so what it holds after a failure is not
-  // defined.
+  // deliver to this rank's output may do so later, and a block that gives up before it knows
+  // what all ranks expose may cut other tiles than those that go on: so what the output holds
+  // after a failure is not defined.
   UNISONO_DEVICE void abandon() {
     UNISONO_NO_UNROLL
     for (std::int32_t c = 0; c < call_.num_output_chunks; ++c)
@@ -515,9 +514,12 @@ private:
       target_.store_relaxed(&mine().calls, shared_.call);
   }
 
-  // Fills this block's tiles, which are cut as for the data.
+  // Fills this block's tiles, which are cut as for the data; but not what this rank gave and
+  // has in place, as the root of a broadcast: it is right, and others may still read it.
   UNISONO_DEVICE void lose(const OutputChunk &chunk) {
     const ProgramTables &program = shared_.program;
+    if (chunk.own >= 0 && call_.input + chunk.own == call_.output + chunk.at)
+      return;
     UNISONO_NO_UNROLL
     for (std::int64_t piece = 0; piece < chunk.size; piece += program.piece) {
       const std::int64_t left = chunk.size - piece;

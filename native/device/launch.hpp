@@ -2,7 +2,7 @@
 // ranks of a device communicator share. A device's compiler reads this file too.
 //
 // A launch runs one rank's program of one call. Each of its thread blocks runs the whole
-// program on its own slice of every chunk, and waits only for the blocks of the same number
+// program on its own tiles of every chunk, and waits only for the blocks of the same number
 // on the other ranks.
 
 #pragma once
@@ -22,7 +22,8 @@ constexpr int flagged_words = 4; // for 16 bytes of data that travel with flags
 
 // Of calls whose data travel as packets (device/packets.cuh).
 constexpr int packet_blocks = 16;               // of a launch, at most
-constexpr int packet_threads = 288; // of a block: a power of 2, and a warp that sees arrivals
+// Of a block: a power of 2, and a warp of 32 threads that sees arrivals.
+constexpr int packet_threads = 288;
 constexpr std::int64_t packet_bytes = 64 << 10; // of a block in a call, at most
 constexpr unsigned packet_epoch_bits = 30; // so many generations later its packets are cleared
 
@@ -40,19 +41,23 @@ struct alignas(16) Summary {
   std::uint8_t collective, dtype, op, unused;
 };
 
-// What all other ranks read of a call.
-struct alignas(16) CallFacts {
+// What all other ranks read of a call; its first vector tells whether the calls agree.
+struct alignas(16) CallHead {
   U64 fingerprint;          // of everything on which the ranks must agree
   std::uint32_t flags;      // and above flag_bits the blocks
   std::uint16_t segment[2]; // of the input and of the output, where they are exposed
-  U64 offset[2];            // in these
+};
+struct alignas(16) CallFacts {
+  CallHead head;
+  U64 offset[2]; // in the segments
 };
 
 // Published by a block when it begins a call: facts and summary with flags (device/flagged.cuh),
 // which are the number of the call. So a rank waits for no store of its own, and those who read
 // have all of it as soon as it is there. Double-buffered by the parity of the call: a rank
-// publishes call k + 2 only after it has seen that all have read those of call k. Every call is
-// published, so what a reader may find instead is call k - 2, whose 32 bits are others.
+// publishes call k + 2 only after it has seen that all have read those of call k. Until a call
+// fails every one is published, so what a reader may find instead is call k - 2, whose 32 bits
+// are others.
 struct alignas(16) Arrival {
   U64 facts[sizeof(CallFacts) / 16][flagged_words];
   U64 summary[sizeof(Summary) / 16][flagged_words];
@@ -87,7 +92,7 @@ struct alignas(16) Peer {
 
 // A place that an action reads or writes, or an action of a program, as the host has prepared
 // them for devices: what the rows of the engine name by indices is looked up. Places are
-// counted in elements.
+// counted in bytes.
 struct alignas(16) Place {
   std::int64_t at; // in the buffer, or in half a window
   std::int32_t home; // rows::input, rows::output or rows::window
@@ -114,9 +119,10 @@ struct ProgramTables {
   std::int32_t tile;          // bytes; blocks take the tiles of a piece in turn
 };
 
-// A chunk of a rank's output, in bytes.
+// A chunk of a rank's output, in bytes; and where in its input, if it is only copied from there,
+// else -1.
 struct OutputChunk {
-  std::int64_t at, size;
+  std::int64_t at, size, own;
 };
 
 // Why a call was abandoned; the numbers of FailureKind in memory/layout.hpp.
@@ -137,7 +143,8 @@ struct Launch {
   RankWords *words;  // of this rank
   const Peer *peers; // of all ranks
   std::int32_t rank, n;
-  std::uint32_t itemsize, divisor;
+  std::uint32_t divisor;
+  std::uint32_t lost_value; // the byte that fills the output of an abandoned call
   const unsigned char *input;
   unsigned char *output;
   U64 fingerprint;
@@ -157,7 +164,6 @@ struct Launch {
   U64 timeout_ns;
   const OutputChunk *output_chunks; // each of them once
   std::int32_t num_output_chunks;
-  std::uint32_t lost_value; // the byte that fills the output of an abandoned call
 };
 
 } // namespace unisono::device

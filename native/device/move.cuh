@@ -115,6 +115,8 @@ UNISONO_DEVICE void run(const Target &target, const Movement &m, std::int64_t be
         at + m.tile < whole<Pack>(m) ? at + m.tile : whole<Pack>(m);
     if (at < begin)
       at = begin;
+    if (at >= tile_end)
+      continue; // the difference need not have 32 bits
     std::int32_t left = std::int32_t(tile_end - at) - target.thread() * Pack::bytes;
     at = tile_end - left;
     if constexpr (packs > 1) {

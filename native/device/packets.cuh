@@ -7,8 +7,9 @@
 // (a unit) are always the work of the same thread: what an action writes, a later one of that
 // chunk can read. Between chunks, and between ranks, only packets are read.
 //
-// The flag is the generation, so a window has never seen it before; but it has 32 bits. See
-// Interpreter::clear_packets.
+// The flag is the generation, of which 31 bits are kept; the highest bit is always set, because
+// packets that were cleared have the flag 0. So a window has not seen a flag before, unless
+// 2^31 generations ago. See Interpreter::clear_packets.
 
 #pragma once
 
@@ -124,7 +125,9 @@ private:
   // Bytes of a chunk that are this block's.
   UNISONO_DEVICE std::int32_t tile() const { return shared_.program.tile; }
 
-  UNISONO_DEVICE U64 flag() const { return flag_of(shared_.first_generation + 1); }
+  UNISONO_DEVICE U64 flag() const {
+    return flag_of((shared_.first_generation + 1) | U64(1) << 31);
+  }
 
   // The unit at byte `at` of this block's part of the chunk. At most one of its sources is in a
   // buffer of this rank.

@@ -74,6 +74,15 @@ Rows rows_of(const Plan &plan, const Program &program, std::int64_t stride) {
   return made;
 }
 
+// Where in the input what an action copies is, if it is that; else -1.
+std::int64_t own_input(const Plan &plan, const Program &program,
+                       const Program::Action &action) {
+  if (action.end_source - action.first_source != 1)
+    return -1;
+  const Program::Source &only = program.sources[std::size_t(action.first_source)];
+  return only.home == rows::input ? in_bytes(plan, plan.input_at[std::size_t(only.index)]) : -1;
+}
+
 } // namespace
 
 bool packets_fit(std::int64_t places, std::int64_t piece, std::size_t itemsize, int blocks) {
@@ -103,12 +112,13 @@ PackedPlan::PackedPlan(std::shared_ptr<const Plan> plan) : plan_(std::move(plan)
 // than once.
 void PackedPlan::add_output_chunks() {
   std::map<std::int32_t, OutputChunk> found;
-  if (plan_->programs[0])
-    for (const Program::Action &action : plan_->programs[0]->actions)
+  if (const auto &program = plan_->programs[0])
+    for (const Program::Action &action : program->actions)
       if (action.output >= 0)
         found[action.output] = {
             in_bytes(*plan_, plan_->output_at[std::size_t(action.output)]),
-            in_bytes(*plan_, plan_->size[std::size_t(action.chunk)])};
+            in_bytes(*plan_, plan_->size[std::size_t(action.chunk)]),
+            own_input(*plan_, *program, action)};
   std::vector<OutputChunk> chunks;
   for (const auto &[index, chunk] : found)
     chunks.push_back(chunk);
@@ -175,7 +185,6 @@ Launch PackedPlan::launch(const std::byte *base, std::size_t rank, std::size_t n
   const Note &note = plan_->note;
   launch.summary = {note.count, note.content, note.root, note.collective, note.dtype, note.op,
                     0};
-  launch.itemsize = std::uint32_t(plan_->itemsize);
   launch.divisor = plan_->divisor;
   // All bits set are not a number in every floating-point type; a truth value has one bit.
   launch.lost_value = DType(note.dtype) == DType::bool_ ? 1 : 0xff;

@@ -58,7 +58,7 @@ public:
   static constexpr int narrow_sources = 2;
   static constexpr int sum_registers = 16;
   static constexpr int packets_together = 2;
-  static constexpr int packet_registers = 8, packet_sums = 16;
+  static constexpr int packet_registers = 8, packet_sums = 8;
 
   CpuTarget(int block, int blocks, int thread, int threads, CpuBlockBarrier &barrier)
       : block_(block), blocks_(blocks), thread_(thread), threads_(threads),
@@ -105,7 +105,7 @@ public:
     for (int k = 0; k < 4; ++k)
       store_release(to + k, words[k]);
   }
-  static void fence() {}
+  static void fence() {} // so there is nothing left to do here
   static std::uint32_t load_relaxed(const std::uint32_t *word) {
     return __atomic_load_n(word, __ATOMIC_RELAXED);
   }

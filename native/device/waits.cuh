@@ -10,26 +10,30 @@
 
 namespace unisono::device {
 
-// The number of this call, by the words of block 0, which takes part in all calls. That block
-// may have ended the call if another one has waited too long; if calls differ, it has not.
+// The number of this call, by the words of block 0, which takes part in all calls. If calls
+// differ that block has not ended this one, unless a failure was claimed before it did. It may
+// have if another block has waited too long; then its number is that of the call it has begun,
+// which is one less if that block has not come so far yet.
 template <class Target>
 UNISONO_DEVICE U64 number_of_failed(const Launch &call, const Target &target, Why why) {
   const BlockWords &first = call.words->blocks[0];
-  return why == Why::mismatch ? target.load_relaxed(&first.calls) + 1
-                              : target.load_relaxed(&first.begun);
+  return why == Why::mismatch ? target.load_acquire(&first.calls) + 1
+                              : target.load_acquire(&first.begun);
 }
 
 // Writes the first failure of a rank to where its host looks; false if there was one before.
 template <class Target>
 UNISONO_DEVICE bool write_failure(const Launch &call, const Target &target, Why why,
                                   std::int32_t rank) {
+  // Before the claim, after which block 0 may end the call.
+  const U64 number = number_of_failed(call, target, why);
   if (!target.claim(&call.words->failed))
     return false;
   FailureSlot &slot = *call.failure;
   slot.why = std::uint32_t(why);
   slot.rank = std::uint32_t(rank);
   slot.block = std::uint32_t(target.block());
-  slot.call = number_of_failed(call, target, why);
+  slot.call = number;
   slot.done = call.done;
   slot.mine = call.summary;
   return true;
@@ -109,16 +113,16 @@ public:
   // Waits for data of a rank that have flags; false if the call is given up.
   template <int units>
   UNISONO_DEVICE bool read(const U64 (*from)[flagged_words], U64 flag, std::int32_t rank,
-                           Flagged<Target> (&read)[units]) {
+                           Flagged<Target> (&found)[units]) {
     UNISONO_NO_UNROLL
     for (unsigned looks = 1;; ++looks) {
       UNISONO_UNROLL
       for (int u = 0; u < units; ++u)
-        target_.load_arrival(from[u], read[u].words);
+        target_.load_arrival(from[u], found[u].words);
       std::uint32_t different = 0;
       UNISONO_UNROLL
       for (int u = 0; u < units; ++u)
-        different |= read[u].difference(flag);
+        different |= found[u].difference(flag);
       if (different == 0)
         return true;
       if (looks % Target::looks_per_check == 0 && !goes_on(rank))
@@ -135,9 +139,9 @@ public:
     constexpr auto exposed = std::uint32_t(exposes_input | exposes_output);
     if (!read(arrival.facts, flag_of(call), rank, facts))
       return false;
-    const auto first = bit_cast<First>(facts[0].data());
-    if (first.fingerprint == call_.fingerprint &&
-        ((first.flags ^ own_flags()) & ~exposed) == 0)
+    const auto head = bit_cast<CallHead>(facts[0].data());
+    if (head.fingerprint == call_.fingerprint &&
+        ((head.flags ^ own_flags()) & ~exposed) == 0)
       return true;
     report_mismatch(call_, target_, arrival, call, rank);
     return false;
@@ -149,11 +153,6 @@ public:
   }
 
 private:
-  struct First { // of the facts
-    U64 fingerprint;
-    std::uint32_t flags, unused;
-  };
-
   const Launch &call_;
   Target target_;
   std::uint32_t since_ = 0; // see look_around
@@ -163,17 +162,12 @@ private:
 template <class Target>
 UNISONO_COLD void report_mismatch(const Launch &call, Target target, const Arrival &arrival,
                                   U64 number, std::int32_t rank) {
-  using Of = Vectors<typename Target::Vector, Summary>;
-  Flagged<Target> read[Of::count];
+  Flagged<Target> read[Vectors<typename Target::Vector, Summary>::count];
   if (!Waits<Target>(call, target).read(arrival.summary, flag_of(number), rank, read))
     return;
   if (!write_failure(call, target, Why::mismatch, rank))
     return;
-  Of theirs;
-  UNISONO_UNROLL
-  for (int u = 0; u < Of::count; ++u)
-    theirs.of[u] = read[u].data();
-  call.failure->theirs = bit_cast<Summary>(theirs);
+  call.failure->theirs = value_of<Summary>(read);
   target.store_host(&call.failure->state, 1);
 }
 

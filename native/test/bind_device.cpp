@@ -25,7 +25,7 @@ namespace {
 
 // What one rank runs: its plan, the addresses of its input and output, and the flags.
 using RankCall = std::tuple<const PlanHolder *, std::uintptr_t, std::uintptr_t, unsigned>;
-// Why, the rank concerned, and the number of the call; all 0 if it did not fail.
+// Why, and the rank concerned; all 0 if it did not fail.
 using Reported = std::tuple<unsigned, unsigned>;
 
 class InterpretedWorld {

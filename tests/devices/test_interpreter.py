@@ -15,8 +15,11 @@ from interpreted import (
     MODES,
     PACKETS,
     InterpretedWorld,
+    buffers_of,
+    plans,
     with_block_that_gives_up,
 )
+from repeated_memory import PERIOD, repeated_memory
 
 WORLDS = [*range(1, 9), 13]
 
@@ -89,3 +92,37 @@ def test_block_that_gives_up_leaves_nothing_unwritten(mode):
     assert np.isnan(found[1::2]).all()
     finished = np.isnan(found[::2]).all() or (found[::2] == wanted[::2]).all()
     assert finished, found
+
+
+@pytest.mark.parametrize("mode", [0, 1, PACKETS])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_root_keeps_in_place_what_others_did_not_get(mode, in_place):
+    """A broadcast that fails can be made again, by those who are left."""
+    case = Case("broadcast", "naive", 2, 300, style="in place" if in_place else "out")
+    world = InterpretedWorld(2, 1 << 16)
+    prepare([case])
+    x, out = buffers_of(case, 0)
+    plan = plans(case, 1 << 16)[0]
+    call = (plan, x.ctypes.data, out.ctypes.data, mode)
+    ((why, _), _) = world.native.run([call, None], 2, 2, int(0.2e9))
+    assert why != 0
+    if in_place:
+        assert (out == case.given(0)).all()
+    else:
+        assert np.isnan(out).all()
+
+
+@pytest.mark.sweep
+def test_chunk_of_more_than_2_gib():
+    """Of one piece, whose end is no whole vector: each block looks for its part."""
+    size = (3 << 30) + 12
+    with repeated_memory(size) as given, repeated_memory(size) as got:
+        given[:PERIOD] = np.tile(np.arange(4, dtype=np.uint8), PERIOD // 4)
+        case = Case("broadcast", "naive", 2, size // 4)
+        calls = [
+            (plan, of.ctypes.data, of.ctypes.data, 3)
+            for plan, of in zip(plans(case, 1 << 16), (given, got), strict=True)
+        ]
+        reported = InterpretedWorld(2, 1 << 16).native.run(calls, 64, 1, int(300e9))
+        assert [why for why, _ in reported] == [0, 0]
+        assert (got[:PERIOD] == given[:PERIOD]).all()

@@ -113,6 +113,18 @@ def test_packets_are_cleared_before_their_flags_come_again():
         assert max(used(0), used(1)) < 100
 
 
+def test_no_flag_is_that_of_cleared_packets():
+    """Their flag is 0, and so were the 32 bits of the generation that this call has."""
+    world = InterpretedWorld(2, WINDOW)
+    case = Case("all_gather", "direct", 2, 40)
+    prepare([case])
+    world.native.set_generation((1 << 32) - 1)
+    made = world.run(case, PACKETS, blocks=1)
+    check([case], [[r] for r in made])
+    words = np.frombuffer(world.native.packets(0), np.uint64)
+    assert np.count_nonzero(words >> 32) == 20  # one for every 4 bytes given
+
+
 def all_gather(world):
     """What both ranks run, and their buffers."""
     case = Case("all_gather", "direct", 2, 40)
