@@ -91,11 +91,16 @@ def mixed(order):
         mixed(["copy", "add", "add", "copy"]),
         unisono.schedule("all_reduce", "recursive_doubling", n=4),
         unisono.schedule("all_gather", "recursive_doubling", n=4),
+        unisono.schedule("all_reduce", "rabenseifner", n=4),
     ],
-    ids=["add first", "copy first", "all_reduce", "all_gather"],
+    ids=["add first", "copy first", "all_reduce", "all_gather", "made out of order"],
 )
 def test_each_move_is_in_the_message_that_carries_it(made, streams):
-    """With streams a copied chunk is a message, and all that are added are one."""
+    """With streams a copied chunk is a message, and all that are added are one.
+
+    What was made first is sent first: the last of four ranks sends its own share, which
+    has 5 bytes, before one of 6 that it was sent.
+    """
     where = parse(f"switch:{made.n}").but(streams=streams)
     told = tell(made, where, 23)
     carried = [0.0] * len(told.messages)

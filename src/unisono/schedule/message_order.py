@@ -25,7 +25,7 @@ class MessageOrder:
         """Begin with what is given, before the first step."""
         self._n = n
         self._num_slots = num_slots
-        self._made = np.full(n * num_slots, -1, dtype=np.int64)
+        self._made = np.full(n * num_slots, -1, dtype=np.int32)
         self._step = 0
 
     def sent(self, step: Step) -> tuple[Ints, Ints, Ints, Bools, Ints]:

@@ -180,8 +180,12 @@ class Load:
     changes: int = 0
 
     def begins(self, slots: int) -> None:
-        """Every slot of every rank remembers who wrote and who read it."""
-        enough(self.what, 16.0 * slots * self.world.n, "steps")
+        """Every slot of every rank remembers who wrote and who read it.
+
+        With streams it remembers in which step it was made, too.
+        """
+        each = 16.0 + 4.0 * self.world.topology.streams
+        enough(self.what, each * slots * self.world.n, "steps")
 
     def add(self, step: Step) -> None:
         """Count a step's messages; refuse if all together are too many."""

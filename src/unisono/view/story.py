@@ -9,12 +9,13 @@ that `unisono simulate` uses. Times are microseconds, sizes bytes.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 
 from unisono.errors import BadArgument
+from unisono.schedule.message_order import MessageOrder
 from unisono.schedule.oracle import Ledger
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, Transfer
@@ -152,6 +153,7 @@ def tell(
     sentences = facts(schedule)
     result = simulate(schedule, where, size, codec=codec)
     messages, index = _messages(result)
+    carriers = _Carriers(schedule, index, streams=where.streams)
     rows = _rows(schedule, size)
     due = sum(schedule.n if r.after == EVERYWHERE else r.after >= 0 for r in rows)
     return Story(
@@ -167,7 +169,7 @@ def tell(
         nbytes=size,
         size=format_bytes(size),
         rows=rows,
-        beats=_beats(schedule, rows, index, due),
+        beats=_beats(schedule, rows, carriers, due),
         due=due,
         facts=sentences,
         map=topology_map(where, {(m[1], m[2]) for m in messages}, schedule.root),
@@ -226,30 +228,40 @@ def _messages(result: Result) -> tuple[list[Message], MessagesByPair]:
     return messages, index
 
 
-def _carriers(
-    transfers: Sequence[Transfer], step: int, index: MessagesByPair
-) -> list[int]:
-    """The number of the message that each transfer of a step travels in; -1: none.
+class _Carriers:
+    """Which message each transfer travels in; steps come one after the other.
 
-    A pair has one message, or, with the streams of a topology, one for each transfer
-    that copies and one for all that add, in the order in which the step has the first
-    of each.
+    A pair has one message a step, or, with the streams of a topology, one for each
+    transfer that copies and one for all that add, in the order in which they are sent.
     """
-    taken: Counter[tuple[int, int]] = Counter()
-    sums: dict[tuple[int, int], int] = {}
-    found = []
-    for t in transfers:
-        pair = t.src, t.dst
-        numbers = index.get((step, *pair), [-1])
-        if t.reduces and pair in sums:
-            found.append(sums[pair])
-            continue
-        number = numbers[min(taken[pair], len(numbers) - 1)]
-        taken[pair] += 1
-        if t.reduces:
-            sums[pair] = number
-        found.append(number)
-    return found
+
+    def __init__(
+        self, schedule: Schedule, index: MessagesByPair, *, streams: bool
+    ) -> None:
+        n, slots = schedule.n, schedule.num_slots
+        self._index = index
+        self._order = MessageOrder(n, slots) if streams else None
+
+    def of(self, step: Step, number: int) -> dict[Transfer, int]:
+        """The messages of the next step, which has this number; -1: none."""
+        order = self._order
+        arrays = step.flat() if order is None else order.sent(step)
+        taken: Counter[tuple[int, int]] = Counter()
+        sums: dict[tuple[int, int], int] = {}
+        found = {}
+        for each in zip(*(array.tolist() for array in arrays), strict=True):
+            transfer = Transfer(*each)
+            pair = transfer.src, transfer.dst
+            if transfer.reduces and pair in sums:
+                found[transfer] = sums[pair]
+                continue
+            numbers = self._index.get((number, *pair), [-1])
+            message = numbers[min(taken[pair], len(numbers) - 1)]
+            taken[pair] += 1
+            if transfer.reduces:
+                sums[pair] = message
+            found[transfer] = message
+        return found
 
 
 def _rows(schedule: Schedule, nbytes: int) -> list[StoryChunk]:
@@ -273,12 +285,12 @@ def _rows(schedule: Schedule, nbytes: int) -> list[StoryChunk]:
 def _beats(
     schedule: Schedule,
     rows: list[StoryChunk],
-    index: MessagesByPair,
+    carriers: _Carriers,
     due: int,
 ) -> list[StoryStep]:
     ledger = Ledger(schedule)
     return [
-        _beat(schedule, rows, ledger, number, step, index, due)
+        _beat(schedule, rows, ledger, number, step, carriers, due)
         for number, step in enumerate(schedule, start=1)
     ]
 
@@ -289,12 +301,12 @@ def _beat(
     ledger: Ledger,
     number: int,
     step: Step,
-    index: MessagesByPair,
+    carriers: _Carriers,
     due: int,
 ) -> StoryStep:
-    numbers = _carriers(list(step), number, index)
-    both = sorted(zip(step, numbers, strict=True), key=lambda each: each[0].reduces)
-    transfers = [t for t, _ in both]  # who is copied to, then adds
+    carrying = carriers.of(step, number)
+    # who is copied to, then adds
+    transfers = sorted(step, key=lambda transfer: transfer.reduces)
     carried = [ledger.at(t.src, t.chunk).ranks for t in transfers]
     ledger.run(step)
     changed = {(t.dst, t.into) for t in transfers}
@@ -303,8 +315,7 @@ def _beat(
     whole = (1 << schedule.n) - 1
     finished = all(bits == whole for bits in carried)
     moves = [
-        _move(t, bits, message)
-        for (t, message), bits in zip(both, carried, strict=True)
+        _move(t, bits, carrying[t]) for t, bits in zip(transfers, carried, strict=True)
     ]
     text = caption(schedule, transfers, sums, finished, (done, due))
     return StoryStep(step.phase, text, moves, done)
