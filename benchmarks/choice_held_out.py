@@ -196,7 +196,7 @@ def probed(given: Network, chance: Random) -> CostModel:
 
     added = late() / given.reduce
     model = replace(MODEL, byte_inside=late() / given.memory, added_byte=added)
-    found, left = bursts.Bursts({}), links.BUDGET_S - links.SMALL_S
+    found, left = bursts.Bursts({}), links.BURSTS_S
     further = [(b - a) % num for a, b in pairs]
     for wanted in (1,), tuple(range(2, num)):
         some = [pair for pair, k in zip(pairs, further, strict=True) if k in wanted]

@@ -111,7 +111,7 @@ def test_all_calls_of_a_probe_end_within_its_time(monkeypatch):
     clock = Clock(monkeypatch)
     comm = Alone(clock, 2, each=4.0)
     ranks = links.Ranks(comm, 10.0)
-    ranks.left()
+    ranks.meet()
     ranks.quickest()
     assert comm.limits == pytest.approx([10.0, 6.0, 2.0])
     assert ranks.limit_s == links._LEAST_LIMIT_S
@@ -145,7 +145,7 @@ def test_nobody_is_asked_once_nothing_is_left(monkeypatch):
     assert ranks.can(links.BUDGET_S / 2)
     clock.now += 2 * links.BUDGET_S
     calls = len(comm.limits)
-    assert [ranks.can(0.0), ranks.can(0.0), ranks.left() < 0] == [False, False, True]
+    assert [ranks.can(0.0), ranks.can(0.0), ranks.left < 0] == [False, False, True]
     assert len(comm.limits) == calls + 1
 
 
@@ -173,6 +173,54 @@ def test_bursts_leave_the_time_that_is_kept(monkeypatch, lasts, made):
     sizes = {(a, b): 1 << 16 for a in range(3) for b in range(3) if a != b}
     links._exchanged(ranks, [0, 1, 2], [1, 2], sizes, 3, expected=lasts, kept=10e-3)
     assert len(begun) == made
+
+
+@pytest.mark.parametrize(
+    ("budget", "made"),
+    [
+        (0.0, 2),  # of the other shift's neither
+        (25e-3, 1 + bursts.REPEATS),  # the other shift's begin at 18, and take 9
+        (28e-3, 1 + bursts.REPEATS + 2),  # what opens, and a short one
+        (1.0, 2 * (1 + bursts.REPEATS)),
+    ],
+)
+def test_burst_that_opens_connections_says_nothing(monkeypatch, budget, made):
+    """It takes 9 ms, a short one 1 ms; without time there is a short one yet."""
+    clock, begun = Clock(monkeypatch), []
+    monkeypatch.setattr(links, "BUDGET_S", budget)
+    comm = Alone(clock, 3, each=1e-3)
+
+    def burst(comm, dst, src, sent, taken, timeout_s):
+        lasts = 1e-3 if src in begun else 9e-3
+        begun.append(src)
+        clock.now += lasts
+        return lasts
+
+    monkeypatch.setattr(links, "_burst", burst)
+    ranks = links.Ranks(comm, 10.0)
+    ranks.meet()
+    shifts, short = [1, 2], bursts.REPEATS
+    found, _ = links._exchanged(
+        ranks, [0, 1, 2], shifts, None, short, expected=0.0, kept=0.0
+    )
+    assert len(begun) == made
+    assert list(found) == [(2, 0), (1, 0)][: 1 + (budget > 25e-3)]
+    assert list(found.values()) == pytest.approx([1e-3] * len(found))
+
+
+def test_small_calls_leave_time_for_bursts(monkeypatch):
+    clock = Clock(monkeypatch)
+
+    def seconds(*call):
+        clock.now += 6e-3
+        return 1e-4
+
+    monkeypatch.setattr(links, "_seconds", seconds)
+    ranks = links.Ranks(Alone(clock, 4), 10.0)
+    assert links._small_calls(ranks) == [1e-4] * 3
+    assert ranks.left >= links.BURSTS_S
+    clock.now += 3e-3
+    assert links._small_calls(ranks) == []
 
 
 @pytest.mark.parametrize(("n", "calls"), [(8, 4), (32, 4), (256, 1), (1000, 1)])

@@ -239,7 +239,7 @@ def test_without_time_all_ranks_make_the_same_few_calls_and_bursts(forks, n):
         assert calls == []
         assert asked == 6
         peers = [(place + 1) % n, (place - 1) % n]
-        sizes = [bursts.SHORT] * 2, [bursts.FIRST] * 2
+        sizes = [[bursts.SHORT] * 2] * 2 + [[bursts.FIRST] * 2]
         assert made == [peers + size for size in sizes]
 
 

@@ -7,27 +7,27 @@ byte, which takes as long as a question and its answer, then some, and then as m
 the rate that was found allows. What a burst takes more than the short one is the time
 of its bytes. Where rates differ, each asks the others as well; where they do not,
 nothing more would be learned. A time is at most too long, by whatever else runs there,
-so the least of some is taken. The first of each size opens connections and windows, and
-says nothing about the others. Where those differ much from each other, the hosts are
-busy, and rates that differ no more than that are taken for equal.
+so the least of some is taken. The first one opens connections, and says nothing about
+the others. Where those differ much from each other, the hosts are busy, and rates that
+differ no more than that are taken for equal.
 
-Small calls of all ranks tell what a step costs, and a message. How fast a rank copies
-and adds, each tells of itself, and the middle one counts: where networks are as fast as
-memory, that decides. Every rank gets all numbers, and computes the same model from
-them.
+Before that, small calls of all ranks tell what a step costs, and a message. How fast a
+rank copies and adds, each tells of itself, and the middle one counts: where networks
+are as fast as memory, that decides. Every rank gets all numbers, and computes the same
+model from them.
 
 Nothing is begun that is not expected to end within the budget. Whether it is, all ranks
 decide alike, for they ask each other: one small call, which has the most of all ranks'
-values. Once nothing is left, nobody asks again. Where that is so from the start, the
-probe is six small calls, one after the other, a burst of hardly a byte and one of 16
-KiB; the quickest of the calls tells the latency, and none are made for that alone.
+values, and of their clocks. Once nothing is left, nobody asks again. Where that is so
+from the start, the probe is six small calls, one after the other, two bursts of hardly
+a byte and one of 16 KiB; the quickest of the calls tells the latency, and none are made
+for that alone.
 
     UNISONO_PROBE=0     no probe: the constants of an ordinary network
 """
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -64,14 +64,16 @@ COPIED = 1 << 20
 """Bytes that each rank copies and adds, to tell how fast it is."""
 CALLS = 2
 ROUNDS = 12
+MADE = 8
+"""How many calls one small call makes at least, with those that tell the others."""
 EACH_S = 2e-3
 """About how long the rounds of one small call take; of a slow one there are fewer."""
 PLAN_S = 4e-3
 """How long a small call is expected to take at first: it is mostly its plan."""
 PLANNED = 56
 """Among more ranks the plan of an all_gather takes longer, as the square of them."""
-SMALL_S = 12e-3
-"""What bursts leave for small calls."""
+BURSTS_S = 20e-3
+"""What small calls leave for bursts."""
 _CONGESTION = Path("/proc/sys/net/ipv4/tcp_congestion_control")
 _TAG = -78  # of the messages of this module
 _LOOK_S, _LOOK_PART = 50e-6, 1 / 16
@@ -103,8 +105,9 @@ def probed(comm: Communicator, timeout_s: float) -> CostModel:
     try:
         ranks = Ranks(comm, timeout_s)
         model = _with_memory(ranks)
-        rates, spread = _bursts(ranks)
         seconds = _small_calls(ranks)
+        rates, spread = _bursts(ranks)
+        seconds = seconds or [ranks.quickest()]
     except UnisonoError as error:
         error.add_note(
             "the links between hosts were being probed, as at every start of a world "
@@ -119,7 +122,8 @@ class Ranks:
 
     They agree by one small call: whatever one of them alone has seen, all decide by the
     same numbers. `slow` is how many times as long this rank's work takes because others
-    have its core.
+    have its core. `left` is what the rank has left that has least; all have the same
+    number, of their last call.
     """
 
     def __init__(self, comm: Communicator, timeout_s: float) -> None:
@@ -129,10 +133,10 @@ class Ranks:
         self._ends = time.monotonic() + timeout_s
         self._algorithm = agreeing(comm.world_size)
         self._took: list[float] = []
-        self._agreed = math.inf  # what was left when ranks were asked last
-        self.most(np.zeros(1))
-        self._took.clear()  # it has opened connections
         self.begun = time.perf_counter()
+        self.meet()
+        self._took.clear()  # it has opened connections
+        self.begun, self.left = time.perf_counter(), BUDGET_S
 
     @property
     def limit_s(self) -> float:
@@ -140,13 +144,29 @@ class Ranks:
         return max(_LEAST_LIMIT_S, self._ends - time.monotonic())
 
     def most(self, values: Floats) -> Floats:
-        """Of each value the largest that a rank has."""
+        """Of each value the largest that a rank has; and all learn what is left.
+
+        It is a barrier as well: no rank returns before all have called it.
+        """
         begun = time.perf_counter()
         found: Floats = self.comm.all_reduce(
-            values, op="max", algorithm=self._algorithm, timeout_s=self.limit_s
+            np.append(values, self._over()),
+            op="max",
+            algorithm=self._algorithm,
+            timeout_s=self.limit_s,
         )
         self._took.append(time.perf_counter() - begun)
-        return found
+        self.left = -float(found[-1])
+        return found[:-1]
+
+    def meet(self) -> None:
+        """Wait for all ranks; they learn what is left."""
+        self.most(np.zeros(0))
+
+    @property
+    def once_s(self) -> float:
+        """How long the quickest call of `most` took here."""
+        return min(self._took, default=0.0)
 
     def quickest(self) -> float:
         """The seconds of the quickest call of `most` so far.
@@ -156,22 +176,19 @@ class Ranks:
         """
         return float(self.most(np.array(self._took)).min())
 
-    def left(self, seconds: float = 0.0) -> float:
-        """What is left of the budget after what takes so long, for who has least.
-
-        It is a barrier as well: no rank returns before all have called it. But once
-        nothing is left, ranks know it, and are not asked again.
-        """
-        if self._agreed < 0:
-            return self._agreed
-        over = time.perf_counter() - self.begun - BUDGET_S
-        now, after = self.most(np.array([over, over + seconds])).tolist()
-        self._agreed = -now
-        return -float(after)
-
     def can(self, seconds: float) -> bool:
-        """Whether there is time for what takes so long as the slowest rank expects."""
-        return self.left(seconds) >= 0
+        """Whether there is time for what takes so long as the slowest rank expects.
+
+        Once nothing is left, ranks know it, and are not asked again.
+        """
+        if self.left < 0:
+            return False
+        over = self.most(np.array([self._over() + seconds]))
+        return float(over[0]) <= 0
+
+    def _over(self) -> float:
+        """By how much the budget is exceeded here; less than 0 before that."""
+        return time.perf_counter() - self.begun - BUDGET_S
 
 
 def _with_memory(ranks: Ranks) -> CostModel:
@@ -225,12 +242,11 @@ def _bursts(ranks: Ranks) -> tuple[Pairs, float]:
     hosts = ranks.comm.hosts
     leaders = [hosts.index(host) for host in range(max(hosts) + 1)]
     first, *others = _shifts(len(leaders))
-    bursts, kept = Bursts({}), SMALL_S
-    if others:
-        kept += (1 - FIRST_PART) * max(0.0, ranks.left() - SMALL_S)
+    bursts = Bursts({})
+    kept = (1 - FIRST_PART) * max(0.0, ranks.left) if others else 0.0
     spread = _grown(ranks, bursts, leaders, [first], kept)
-    if others and bursts.differ() and ranks.can(SMALL_S):
-        spread = max(spread, _grown(ranks, bursts, leaders, others, SMALL_S))
+    if others and bursts.differ() and ranks.left > 0:
+        spread = max(spread, _grown(ranks, bursts, leaders, others, 0.0))
     return bursts.rates, spread
 
 
@@ -254,7 +270,7 @@ def _grown(
         spread = seen or spread
         return found
 
-    grown(bursts, len(shifts), lambda: ranks.left() - kept, exchanged)
+    grown(bursts, len(shifts), lambda: ranks.left - kept, exchanged)
     return spread
 
 
@@ -271,18 +287,26 @@ def _exchanged(
     """Seconds from host to host, for bursts of these sizes, or short ones.
 
     And how many times as long as the quickest one of a pair the last ones took, of the
-    middle pair; 0 if there was one alone. The first one is made even without time. Of
-    the others one is made if it leaves what is kept: it is expected to take as long as
-    those before it, and the first of a shift so many seconds.
+    middle pair; 0 if there was one alone. All have just agreed on what is left. The
+    first one is made even without time. Of the others one is made if it leaves what is
+    kept: it is expected to take as long as those before it, and the first of a shift so
+    many seconds. Before the first short one of a shift comes one that opens
+    connections; they are made both, or none.
     """
     comm, num = ranks.comm, len(leaders)
     mine = np.zeros((2, num, len(shifts)))
-    made = 0
+    made, opened = 0, 0.0
     for column, shift in enumerate(shifts):
         times: list[float] = []
         burst = _burst_of(ranks, leaders, shift, sizes)
-        for _ in range(repeats):
-            if not ranks.can(max(times, default=expected) + kept) and made:
+        if sizes is None:
+            if made and not ranks.can(opened + kept):
+                break
+            made, opened = made + 1, burst()
+            ranks.meet()  # they opened connections in turns
+            times.append(burst())
+        while len(times) < repeats:
+            if made and not ranks.can(max(times, default=expected) + kept):
                 break
             made += 1
             times.append(burst())
@@ -375,19 +399,19 @@ def planning(n: int) -> float:
 def _small_calls(ranks: Ranks) -> list[float]:
     """The seconds of the first of `small_calls`, and of others if there is time.
 
-    Without time the first one is not made again: it is that by which ranks agree.
+    Without time there are none: the first one is that by which ranks agree, and has its
+    plan.
     """
-    if ranks.left() < 0:
-        return [ranks.quickest()]
     found: list[float] = []
     n = ranks.comm.world_size
-    expected = planning(n) * ranks.slow
+    expected = MADE * ranks.once_s
     for collective, algorithm in small_calls(n):
-        if found and not ranks.can(expected):
+        if not ranks.can(expected + BURSTS_S):
             break
         begun = time.perf_counter()
         found.append(_seconds(ranks, collective, algorithm))
-        expected = max(expected, time.perf_counter() - begun)
+        took = time.perf_counter() - begun
+        expected = max(expected, took, planning(n) * ranks.slow)
     return found
 
 
