@@ -208,7 +208,7 @@ def probed(given: Network, chance: Random) -> CostModel:
         late() * given.seconds(collective, 8 * len(hosts), name)
         for collective, name in small_calls(len(hosts))
     ]
-    return fitted(hosts, found.rates, seconds, model)
+    return fitted(hosts, found.told(), seconds, model)
 
 
 def grown(

@@ -152,8 +152,8 @@ def test_nobody_is_asked_once_nothing_is_left(monkeypatch):
 @pytest.mark.parametrize(
     ("lasts", "made"),
     [
-        (7e-3, 4),  # begun at 0, 7 and 14 ms, and the other shift's first at 21
-        (12e-3, 2),  # at 24 ms there are 16 left, of which 10 are kept
+        (6e-3, 4),  # begun at 0, 6 and 12 ms, and the other shift's first at 18
+        (12e-3, 2),  # at 24 ms there are 11 left, of which 10 are kept
         (35e-3, 1),
     ],
 )
@@ -210,6 +210,7 @@ def test_burst_that_opens_connections_says_nothing(monkeypatch, budget, made):
 
 def test_small_calls_leave_time_for_bursts(monkeypatch):
     clock = Clock(monkeypatch)
+    monkeypatch.setattr(links, "BUDGET_S", links.BURSTS_S + 20e-3)
 
     def seconds(*call):
         clock.now += 6e-3

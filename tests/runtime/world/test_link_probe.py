@@ -442,6 +442,35 @@ def test_bursts_that_may_take_no_time_are_not_made_longer():
     assert found.longer(-1.0, [PAIR]) == ({}, 1)
 
 
+def test_half_of_the_time_is_left_for_longer_bursts():
+    """16 KiB take little of their half; the next burst has half of what is left."""
+    left, took, given = 10e-3, 0.0, []
+
+    def exchanged(sizes, repeats, expected):
+        nonlocal took
+        given.append(expected * repeats)
+        nbytes = bursts.SHORT if sizes is None else sizes[PAIR]
+        lasts = 1e-5 + nbytes * 8e-9  # 1 Gbit/s
+        took += repeats * lasts
+        return {PAIR: lasts}
+
+    bursts.grown(bursts.Bursts({}), 1, lambda: left - took, exchanged)
+    assert given[1:] == pytest.approx([5e-3, 4.8e-3], rel=0.1)
+    assert 0.5 * left < took <= left
+
+
+def test_a_short_burst_says_nothing_of_hosts_that_longer_ones_told_of():
+    """By chance 16 KiB seemed to take no time from host 0 to 2, and from 3 to 1."""
+    found = bursts.Bursts({(a, b): 1e-4 for a in FOUR for b in FOUR if a != b})
+    long = {(0, 1): 1e-8, (1, 2): 1e-8, (2, 0): 1e-8}
+    short = {(0, 2): 1e-10, (3, 1): 1e-10, (0, 3): 2e-8}
+    for pairs, size in (long, 1 << 20), (short, bursts.FIRST):
+        took = {pair: 1e-4 + size * byte for pair, byte in pairs.items()}
+        found.add(dict.fromkeys(pairs, size), took)
+    assert set(found.told()) == {*long, (3, 1), (0, 3)}
+    assert found.told().items() <= found.rates.items()
+
+
 @pytest.mark.parametrize("n", [2, 3, 8, 9, 32, 33, 100])
 def test_small_calls_are_of_two_kinds_and_tell_both_costs(n):
     hosts = tuple(range(n))

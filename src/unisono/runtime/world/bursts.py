@@ -89,6 +89,20 @@ class Bursts:
             self.rates[pair] = max(more, min(least, usual)) / (size - SHORT)
             self.sizes[pair], self.paces[pair] = size, max(more, least) / size
 
+    def told(self) -> Pairs:
+        """Seconds per byte, without those of short bursts between hosts known better.
+
+        What 16 KiB take is hardly more than what none take, so of several pairs one
+        seems to be fast by chance, and the fastest pair of a host is what counts.
+        """
+        long = {pair for pair in self.rates if self.sizes[pair] > FIRST}
+        sending, receiving = {src for src, _ in long}, {dst for _, dst in long}
+        return {
+            (src, dst): rate
+            for (src, dst), rate in self.rates.items()
+            if (src, dst) in long or src not in sending or dst not in receiving
+        }
+
     def differ(self) -> bool:
         """Whether some links seem to be faster than others."""
         rates = self.rates.values()
@@ -112,7 +126,7 @@ def grown(
         seconds = left()
         if seconds <= 0 and more < LONGER:
             break
-        each = seconds / (more * num_shifts)
+        each = seconds / (min(more, 2) * num_shifts)  # the rest may be for longer ones
         sizes, repeats = bursts.longer(each, short)
         if sizes:
             bursts.add(sizes, exchanged(sizes, repeats, each / repeats))

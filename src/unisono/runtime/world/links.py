@@ -54,9 +54,9 @@ from unisono.runtime.plan.predict import (
 from unisono.runtime.world.bursts import REPEATS, SHORT, Bursts, Pair, Pairs, grown
 
 VARIABLE = "UNISONO_PROBE"
-BUDGET_S = 40e-3
+BUDGET_S = 35e-3
 """What is not expected to end within so long is not begun."""
-FIRST_PART = 0.5
+FIRST_PART = 0.8
 """Of the time for bursts, what the first ones get; the rest is for other pairs."""
 EVERY_PAIR_UP_TO = 8
 """Up to so many hosts each asks each; of more, those 1, 2, 4, ... further."""
@@ -247,7 +247,7 @@ def _bursts(ranks: Ranks) -> tuple[Pairs, float]:
     spread = _grown(ranks, bursts, leaders, [first], kept)
     if others and bursts.differ() and ranks.left > 0:
         spread = max(spread, _grown(ranks, bursts, leaders, others, 0.0))
-    return bursts.rates, spread
+    return bursts.told(), spread
 
 
 def _grown(
