@@ -222,13 +222,17 @@ sanitize-thread: .venv-tsan/.ready
 	  export TSAN_OPTIONS="$(TSAN) log_path=$(CURDIR)/$(REPORTS)/thread"; \
 	  setarch -R .venv-tsan/bin/python tests/runtime/races.py; \
 	  setarch -R .venv-tsan/bin/python tests/transports/lifeline_races.py; \
+	  $(if $(WHOLE),setarch -R .venv-tsan/bin/python -m pytest -n 0 $(FORKING);) \
 	  setarch -R .venv-tsan/bin/python -m pytest -n $(WORKERS) --durations=5 \
-	    $(UNSANITIZED) $(PARTS))
+	    $(UNSANITIZED) $(if $(WHOLE),--deselect $(FORKING)) $(PARTS))
+FORKING := tests/launch/test_spawn.py
+WHOLE = $(filter tests,$(PARTS))
 TSAN := exitcode=0 die_after_fork=0 suppressions=$(CURDIR)/native/test/tsan.supp
 
 # $(call sanitized,kind,command): run it, show every report, and fail if there is one. In a
 # forked child libtsan still counts its parent's threads as running, and says so if a new one
-# has the place of one of these ("dup thread"): that is no report.
+# has the place of one of these ("dup thread"): that is no report. But it ends the child;
+# so tests that fork the process they run in ($(FORKING)) have one without other threads.
 define sanitized
 rm -rf $(REPORTS)/$(1).*; mkdir -p $(REPORTS); ( $(2) ); rc=$$?; \
   for report in $(REPORTS)/$(1).*; do \
