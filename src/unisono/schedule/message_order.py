@@ -9,10 +9,23 @@ simulate send what is added up as one message in any case.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from unisono.schedule.collective import Ints
 from unisono.schedule.step import Bools, Step
+
+Arrays = tuple[Ints, Ints, Ints, Bools, Ints]
+"""src, dst, chunk, whether it adds, into: the transfers of a step, as `Step.flat`."""
+
+
+def as_simulated(n: int, num_slots: int, *, streams: bool) -> Callable[[Step], Arrays]:
+    """What puts each step in the order that a simulation sends it in, step by step.
+
+    Without streams a pair has one message a step, and there is nothing to order.
+    """
+    return MessageOrder(n, num_slots).sent if streams else Step.flat
 
 
 class MessageOrder:
@@ -28,7 +41,7 @@ class MessageOrder:
         self._made = np.full(n * num_slots, -1, dtype=np.int32)
         self._step = 0
 
-    def sent(self, step: Step) -> tuple[Ints, Ints, Ints, Bools, Ints]:
+    def sent(self, step: Step) -> Arrays:
         """The next step's transfers, in arrays as those of `Step.flat`."""
         src, dst, chunk, reduces, into = step.flat()
         made = self._made[src * self._num_slots + chunk]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from unisono.errors import UsageError
 from unisono.schedule.collective import Ints
-from unisono.schedule.message_order import MessageOrder
+from unisono.schedule.message_order import as_simulated
 from unisono.schedule.oracle import checked_steps
 from unisono.schedule.schedule import Schedule
 from unisono.simulate.conditions import SimulatedWorld
@@ -107,10 +107,10 @@ def loaded(
         world.topology.duplex,
         world.topology.streams,
     )
-    order = MessageOrder(world.n, sizes.size) if world.topology.streams else None
+    sent = as_simulated(world.n, sizes.size, streams=world.topology.streams)
     for step in checked_steps(schedule):
         load.add(step)
-        src, dst, chunk, mask, into = step.flat() if order is None else order.sent(step)
+        src, dst, chunk, mask, into = sent(step)
         simulator.add(
             _whole(src), _whole(dst), _whole(chunk), _whole(into), _whole(mask)
         )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from unisono.errors import BadArgument
-from unisono.schedule.message_order import MessageOrder
+from unisono.schedule.message_order import as_simulated
 from unisono.schedule.oracle import Ledger
 from unisono.schedule.schedule import Schedule
 from unisono.schedule.step import Step, Transfer
@@ -238,18 +238,16 @@ class _Carriers:
     def __init__(
         self, schedule: Schedule, index: MessagesByPair, *, streams: bool
     ) -> None:
-        n, slots = schedule.n, schedule.num_slots
         self._index = index
-        self._order = MessageOrder(n, slots) if streams else None
+        self._sent = as_simulated(schedule.n, schedule.num_slots, streams=streams)
 
     def of(self, step: Step, number: int) -> dict[Transfer, int]:
         """The messages of the next step, which has this number; -1: none."""
-        order = self._order
-        arrays = step.flat() if order is None else order.sent(step)
         taken: Counter[tuple[int, int]] = Counter()
         sums: dict[tuple[int, int], int] = {}
         found = {}
-        for each in zip(*(array.tolist() for array in arrays), strict=True):
+        arrays = (array.tolist() for array in self._sent(step))
+        for each in zip(*arrays, strict=True):
             transfer = Transfer(*each)
             pair = transfer.src, transfer.dst
             if transfer.reduces and pair in sums:

@@ -133,10 +133,10 @@ class Ranks:
         self._ends = time.monotonic() + timeout_s
         self._algorithm = agreeing(comm.world_size)
         self._took: list[float] = []
-        self.begun = time.perf_counter()
+        self._begun = time.perf_counter()
         self.meet()
         self._took.clear()  # it has opened connections
-        self.begun, self.left = time.perf_counter(), BUDGET_S
+        self._begun, self.left = time.perf_counter(), BUDGET_S
 
     @property
     def limit_s(self) -> float:
@@ -188,7 +188,7 @@ class Ranks:
 
     def _over(self) -> float:
         """By how much the budget is exceeded here; less than 0 before that."""
-        return time.perf_counter() - self.begun - BUDGET_S
+        return time.perf_counter() - self._begun - BUDGET_S
 
 
 def _with_memory(ranks: Ranks) -> CostModel:
