@@ -72,15 +72,17 @@ bool flag(DeviceNumber device, int which) {
 }
 
 // The primary context. Under MPS the processes share the queues of a device: one that comes
-// when none is left gets no context, and the driver calls it a lack of memory.
+// when none is left gets no context, for which the driver has two errors.
 Context retained(DeviceNumber number) {
+  constexpr Result out_of_memory = 2, too_many_connections = 809;
   refuse_fork();
   Context context = nullptr;
   const Result result = api().cuDevicePrimaryCtxRetain(&context, number);
-  if (result == out_of_memory)
+  if (result == out_of_memory || result == too_many_connections)
     throw Error(in_words(result, "cuDevicePrimaryCtxRetain") +
-                    "; either the device's memory is taken, or, under MPS, its queues are: "
-                    "then unset CUDA_DEVICE_MAX_CONNECTIONS in every process that uses it",
+                    "; either the device's memory is taken, or, under MPS, its queues are, "
+                    "about 120: then set CUDA_DEVICE_MAX_CONNECTIONS in every process that "
+                    "uses it, to what all of them can have (2 if it is not set)",
                 result);
   check(result, "cuDevicePrimaryCtxRetain");
   return context;

@@ -15,7 +15,12 @@ from pathlib import Path
 VARIABLE = "CUDA_DEVICE_MAX_CONNECTIONS"
 """CUDA reads it when a process first uses a GPU."""
 DEFAULT, MOST = 8, 32
+UNDER_MPS = 2
+"""What a process has under MPS, if nothing is said."""
+FEWEST = 4
+"""With so many, a few streams can wait while others go on."""
 _DRIVER = "UNISONO_CUDA_DRIVER"
+_MPS = "CUDA_MPS_PIPE_DIRECTORY"
 _REQUESTED_BY = "UNISONO_CUDA_QUEUES_OF"
 """The process that set the variable, if unisono did."""
 
@@ -46,14 +51,22 @@ def drop_inherited() -> None:
 def count() -> int:
     """How many a process has, by its environment."""
     text = os.environ.get(VARIABLE, "")
-    return max(1, min(int(text), MOST)) if text.isdigit() else DEFAULT
+    if text.isdigit():
+        return max(1, min(int(text), MOST))
+    return UNDER_MPS if runs_mps() else DEFAULT
 
 
 def words() -> str:
     """How many, and why."""
     if VARIABLE in os.environ:
         return f"{count()} ({VARIABLE}={os.environ[VARIABLE]})"
-    return f"{DEFAULT} ({VARIABLE} is not set)"
+    return f"{count()} ({VARIABLE} is not set{', under MPS' if runs_mps() else ''})"
+
+
+def runs_mps() -> bool:
+    """Whether processes of this host that use a GPU are clients of MPS."""
+    folder = Path(os.environ.get(_MPS) or "/tmp/nvidia-mps")
+    return (folder / "control").exists()
 
 
 def _may_use_cuda() -> bool:

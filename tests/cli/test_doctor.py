@@ -186,6 +186,7 @@ def test_doctor_finds_too_few_queues(monkeypatch):
     monkeypatch.setattr(host.found, "compiler", lambda: Found(True, "13.0"))
     monkeypatch.setattr(host.found, "windows", lambda: Found(True, "somewhere"))
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
     unset = named(examine(False), "GPU queues")
     assert unset.ok
     assert "8 (CUDA_DEVICE_MAX_CONNECTIONS is not set)" in unset.detail
@@ -193,6 +194,17 @@ def test_doctor_finds_too_few_queues(monkeypatch):
     one = named(examine(False), "GPU queues")
     assert not one.ok
     assert one.fix == "unset CUDA_DEVICE_MAX_CONNECTIONS"
+
+
+def test_doctor_knows_the_queues_under_mps(monkeypatch, tmp_path):
+    monkeypatch.setattr(host.found, "driver", lambda: Found(True, "CUDA 13.0"))
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    (tmp_path / "control").touch()
+    found = named(examine(False), "GPU queues")
+    assert found.ok
+    assert "2 (CUDA_DEVICE_MAX_CONNECTIONS is not set, under MPS)" in found.detail
+    assert "set CUDA_DEVICE_MAX_CONNECTIONS=8 if streams wait" in found.detail
 
 
 def test_doctor_finds_a_gpu_without_a_compiler(monkeypatch):

@@ -9,7 +9,7 @@ import unisono
 from device_cases import to_device
 from emulated_world import alone
 from unisono import _native, cuda_queues
-from unisono.errors import CollectiveTimeout
+from unisono.errors import CollectiveTimeout, DeviceError
 from unisono.testing import world
 
 RANKS = 12
@@ -24,6 +24,7 @@ def _queues(monkeypatch):
     # An earlier world of threads may have set them in this process.
     for name in (cuda_queues.VARIABLE, REQUESTED_BY):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/nonexistent")
 
 
 def makes_calls(comm):
@@ -132,3 +133,56 @@ def test_variable_is_not_set_without_a_driver():
 def test_number_of_queues(monkeypatch, text, count):
     monkeypatch.setenv(cuda_queues.VARIABLE, text)
     assert cuda_queues.count() == count
+
+
+@pytest.fixture
+def mps(monkeypatch, tmp_path):
+    """The pipe of its daemon is what tells that MPS runs."""
+    (tmp_path / "control").touch()
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+
+
+@pytest.mark.usefixtures("mps")
+def test_without_the_variable_a_process_has_two_queues_under_mps():
+    assert cuda_queues.count() == 2
+    assert cuda_queues.words() == (
+        "2 (CUDA_DEVICE_MAX_CONNECTIONS is not set, under MPS)"
+    )
+
+
+def streams_wait(comm, queues):
+    x, stream = to_device(np.ones(10)), _native.CudaStream(0)
+    os.environ[cuda_queues.VARIABLE] = queues
+    os.environ["UNISONO_CUDA_STREAMS_WAIT"] = "1"
+    comm.all_reduce(x, stream=stream)
+    comm.synchronize(60)
+    return x.numpy()[0]
+
+
+def between_hosts(_, queues):
+    with world(2, hosts=(0, 1)) as w:
+        return w.run(streams_wait, queues)
+
+
+def test_streams_that_wait_between_hosts_need_queues():
+    assert unisono.spawn(between_hosts, 1, ("4",))[0] == [2, 2]
+    said = r"have 3 \(CUDA_DEVICE_MAX_CONNECTIONS=3\) queues.*set .*=8 before"
+    with pytest.raises(DeviceError, match=said):
+        unisono.spawn(between_hosts, 1, ("3",))
+
+
+def explained(comm):
+    x = to_device(np.ones(10))
+    comm.all_reduce(x, stream=_native.CudaStream(0))
+    comm.synchronize(60)
+    few = comm.explain("all_reduce", x)
+    os.environ[cuda_queues.VARIABLE] = "4"
+    return few, comm.explain("all_reduce", x)
+
+
+def test_explain_tells_a_process_of_too_few_queues(monkeypatch):
+    monkeypatch.setenv(cuda_queues.VARIABLE, "2")
+    few, enough = unisono.spawn(explained, 2)[0]
+    assert "2 (CUDA_DEVICE_MAX_CONNECTIONS=2) for the rank of this process" in few
+    assert "CUDA_DEVICE_MAX_CONNECTIONS=8 before" in few
+    assert "queues" not in enough

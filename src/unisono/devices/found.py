@@ -102,6 +102,8 @@ def windows() -> Found:
 def queues() -> Found:
     """What streams share; copies of the host's should not wait behind a kernel."""
     said = f"{cuda_queues.words()}; ranks that are threads need one each"
+    if cuda_queues.VARIABLE not in os.environ and cuda_queues.runs_mps():
+        said += f"; set {cuda_queues.VARIABLE}={cuda_queues.DEFAULT} if streams wait"
     if cuda_queues.count() > 1:
         return Found(True, said)
     return Found(

@@ -26,7 +26,7 @@ from queue import SimpleQueue
 from typing import NamedTuple
 from uuid import uuid4
 
-from unisono import _native
+from unisono import _native, cuda_queues
 from unisono.errors import CollectiveTimeout, DeviceError, UnisonoError, UsageError
 from unisono.runtime.call.arguments import Call
 from unisono.runtime.call.options import CallOptions
@@ -72,11 +72,12 @@ class BetweenHosts(NumberedCalls):
         self._at = host.position
         self._ranks_here = _ranks_here(host)
         self.levels = Levels(host, ordinal, split)
-        self._pipeline = together(host, lambda: Pipeline(host, ordinal))
+        self._callers_wait, self._pipeline = together(
+            host, lambda: (_callers_wait(), Pipeline(host, ordinal))
+        )
         self._begun = 0
         self._issued = 0  # the calls whose last copies are on a stream
         self._issuing = threading.Condition()
-        self._callers_wait = os.environ.get(STREAMS_WAIT) != "1"
         self._lock = threading.Lock()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._error: BaseException | None = None
@@ -337,6 +338,20 @@ class CallEnd:
     def query(self) -> bool:
         """Whether it has ended."""
         return self._engine.ended() >= self._number
+
+
+def _callers_wait() -> bool:
+    """Whether callers wait, not streams, as this process is told."""
+    if os.environ.get(STREAMS_WAIT) != "1":
+        return True
+    if cuda_queues.count() < cuda_queues.FEWEST:
+        raise DeviceError(
+            f"{STREAMS_WAIT}=1: streams of this process have "
+            f"{cuda_queues.words()} queues, where one that waits for a call between "
+            f"hosts holds up others: set {cuda_queues.VARIABLE}={cuda_queues.DEFAULT} "
+            f"before CUDA is used, or unset {STREAMS_WAIT}"
+        )
+    return False
 
 
 _PROCESS: dict[int, bytes] = {}

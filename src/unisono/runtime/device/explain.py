@@ -90,16 +90,22 @@ def device_line(view: DeviceView) -> str:
 
 
 def _queues(ranks_here: int) -> list[str]:
-    """Whether the kernels of ranks that are threads can all run at the same time."""
+    """Whether what the ranks of this process have on streams can run side by side."""
+    number = cuda_queues.count()
+    ranks = f"{ranks_here} ranks" if ranks_here > 1 else "the rank"
+    line = f"  queues     {cuda_queues.words()} for {ranks} of this process"
     if ranks_here == 1:
-        return []
-    line = f"  queues     {cuda_queues.words()} for {ranks_here} ranks of this process"
-    if ranks_here < cuda_queues.count():  # one is for the host's own copies
-        return [line]
+        if number >= cuda_queues.FEWEST:
+            return []
+        wanted = cuda_queues.DEFAULT
+    else:
+        if ranks_here < number:  # one is for the host's own copies
+            return [line]
+        wanted = cuda_queues.MOST
     return [
         f"{line}: too few, so",
         "             kernels may be queued behind those that wait for them; set",
-        f"             {cuda_queues.VARIABLE}={cuda_queues.MOST} before CUDA is used",
+        f"             {cuda_queues.VARIABLE}={wanted} before CUDA is used",
     ]
 
 

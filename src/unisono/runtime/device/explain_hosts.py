@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from unisono.dtypes import DType
+from unisono.runtime.device import pipeline
 from unisono.runtime.device.choice import algorithm_on_device
 from unisono.runtime.device.explain import device_line
 from unisono.runtime.device.layout import ROWS, Layout, has_stages
 from unisono.runtime.device.pieces import least_pieces
-from unisono.runtime.device.pipeline import SLOT, SLOTS
 from unisono.runtime.device.plane import may_use_packets
 from unisono.runtime.observe.subject import DeviceCall
 from unisono.runtime.plan.select import choose
@@ -26,7 +26,7 @@ def explain_between_hosts(call: DeviceCall, engine: str) -> str:
     staged = has_stages(layout, what.name, how)
     share = -(-nbytes // layout.rails) if staged else nbytes
     across = tuple(range(len(layout.sizes))) if staged else hosts
-    piece = -(-share // least_pieces(share, SLOT))
+    piece = -(-share // least_pieces(share, pipeline.SLOT))
     choice = choose(
         what.name,
         piece,
@@ -36,7 +36,8 @@ def explain_between_hosts(call: DeviceCall, engine: str) -> str:
         hosts=across,
         itemsize=dtype.itemsize,
     )
-    wire = f"{what.name} by {choice.algorithm} in pieces of up to {format_bytes(SLOT)}"
+    most = format_bytes(pipeline.SLOT)
+    wire = f"{what.name} by {choice.algorithm} in pieces of up to {most}"
     lines = [
         f"{what.name} of {format_bytes(nbytes)} on {n} ranks of "
         f"{len(layout.sizes)} hosts",
@@ -56,8 +57,7 @@ def explain_between_hosts(call: DeviceCall, engine: str) -> str:
         [
             *lines,
             f"  why        {choice.why}",
-            f"  memory     {SLOTS} pieces of {format_bytes(SLOT)} of the host, for any "
-            "size",
+            f"  memory     {pipeline.SLOTS} pieces of {most} of the host, for any size",
         ]
     )
 
