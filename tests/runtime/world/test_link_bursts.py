@@ -153,7 +153,7 @@ def test_nobody_is_asked_once_nothing_is_left(monkeypatch):
     ("lasts", "made"),
     [
         (6e-3, 4),  # begun at 0, 6 and 12 ms, and the other shift's first at 18
-        (12e-3, 2),  # at 24 ms there are 11 left, of which 10 are kept
+        (12e-3, 2),  # at 24 ms there are 16 left, of which 10 are kept
         (35e-3, 1),
     ],
 )
@@ -206,6 +206,34 @@ def test_burst_that_opens_connections_says_nothing(monkeypatch, budget, made):
     assert len(begun) == made
     assert list(found) == [(2, 0), (1, 0)][: 1 + (budget > 25e-3)]
     assert list(found.values()) == pytest.approx([1e-3] * len(found))
+
+
+@pytest.mark.parametrize(
+    ("opening", "asked", "longest"),
+    [
+        (1e-3, {1, 2, 3}, 200),
+        (5e-3, {1, 2, 3}, 180),
+        (11e-3, {1}, 80),  # half of the time does not suffice for one other
+    ],
+)
+def test_other_pairs_have_time_if_it_suffices(monkeypatch, opening, asked, longest):
+    """Links of 200 Mbit/s, and an opening; the longest burst is in KiB, at least."""
+    clock, begun = Clock(monkeypatch), []
+
+    def burst(comm, dst, src, sent, taken, timeout_s):
+        lasts = 4e-4 + taken.size / 25e6 if src in {b[0] for b in begun} else opening
+        begun.append((src, taken.size))
+        clock.now += lasts
+        return lasts
+
+    monkeypatch.setattr(links, "_burst", burst)
+    monkeypatch.setattr(bursts.Bursts, "differ", lambda found: True)
+    ranks = links.Ranks(Alone(clock, 4, each=1e-4), 10.0)
+    found, _ = links._bursts(ranks)
+    assert {(0 - src) % 4 for src, _ in begun} == asked
+    assert max(size for src, size in begun if src == 3) >= longest << 10
+    assert found[3, 0] == pytest.approx(1 / 25e6, rel=0.01)
+    assert ranks.left > -3e-3
 
 
 def test_small_calls_leave_time_for_bursts(monkeypatch):

@@ -54,10 +54,14 @@ from unisono.runtime.plan.predict import (
 from unisono.runtime.world.bursts import REPEATS, SHORT, Bursts, Pair, Pairs, grown
 
 VARIABLE = "UNISONO_PROBE"
-BUDGET_S = 35e-3
+BUDGET_S = 40e-3
 """What is not expected to end within so long is not begun."""
-FIRST_PART = 0.8
-"""Of the time for bursts, what the first ones get; the rest is for other pairs."""
+FIRST_PART = 0.5
+"""Of the time for bursts, what the first ones get if the rest suffices for others.
+
+To open connections may take more than that on hosts with more ranks than cores. Then
+the first ones get all of it: bursts that are too short tell nothing.
+"""
 EVERY_PAIR_UP_TO = 8
 """Up to so many hosts each asks each; of more, those 1, 2, 4, ... further."""
 COPIED = 1 << 20
@@ -133,6 +137,7 @@ class Ranks:
         self._ends = time.monotonic() + timeout_s
         self._algorithm = agreeing(comm.world_size)
         self._took: list[float] = []
+        self.opened = 0.0  # the seconds in which connections of a shift were opened
         self._begun = time.perf_counter()
         self.meet()
         self._took.clear()  # it has opened connections
@@ -243,11 +248,19 @@ def _bursts(ranks: Ranks) -> tuple[Pairs, float]:
     leaders = [hosts.index(host) for host in range(max(hosts) + 1)]
     first, *others = _shifts(len(leaders))
     bursts = Bursts({})
-    kept = (1 - FIRST_PART) * max(0.0, ranks.left) if others else 0.0
-    spread = _grown(ranks, bursts, leaders, [first], kept)
-    if others and bursts.differ() and ranks.left > 0:
-        spread = max(spread, _grown(ranks, bursts, leaders, others, 0.0))
+    spread = _grown(ranks, bursts, leaders, [first], others)
+    some = _reachable(ranks, others)
+    if some and bursts.differ() and ranks.left > 0:
+        spread = max(spread, _grown(ranks, bursts, leaders, some, []))
     return bursts.told(), spread
+
+
+def _reachable(ranks: Ranks, others: Sequence[int], part: float = 1.0) -> Sequence[int]:
+    """As many shifts as a part of the time left suffices for.
+
+    Each opens connections, and all their bursts take as long as to open two more.
+    """
+    return others[: max(0, int(part * ranks.left / max(ranks.opened, 1e-6)) - 2)]
 
 
 def _grown(
@@ -255,19 +268,24 @@ def _grown(
     bursts: Bursts,
     leaders: Sequence[int],
     shifts: Sequence[int],
-    kept: float,
+    others: Sequence[int],
 ) -> float:
-    """Take in ever longer bursts, and keep some time; how much the last ones differ."""
-    spread = 0.0
+    """Take in ever longer bursts, while there is time; how much the last ones differ.
+
+    Once connections are open, time is kept for other shifts, if it suffices.
+    """
+    spread = kept = 0.0
 
     def exchanged(
         sizes: dict[Pair, int] | None, repeats: int, expected: float
     ) -> Pairs:
-        nonlocal spread
+        nonlocal spread, kept
         found, seen = _exchanged(
             ranks, leaders, shifts, sizes, repeats, expected=expected, kept=kept
         )
         spread = seen or spread
+        if sizes is None and _reachable(ranks, others, 1 - FIRST_PART):
+            kept = (1 - FIRST_PART) * ranks.left
         return found
 
     grown(bursts, len(shifts), lambda: ranks.left - kept, exchanged)
@@ -295,7 +313,7 @@ def _exchanged(
     """
     comm, num = ranks.comm, len(leaders)
     mine = np.zeros((2, num, len(shifts)))
-    made, opened = 0, 0.0
+    made, opened = 0, 0.0  # opened: what opening took, of the last shift
     for column, shift in enumerate(shifts):
         times: list[float] = []
         burst = _burst_of(ranks, leaders, shift, sizes)
@@ -313,7 +331,9 @@ def _exchanged(
         if max(times, default=0.0) > 0:
             here = leaders.index(comm.rank)
             mine[:, here, column] = min(times), median(times[1:] or [0.0])
-    best, usual = ranks.most(mine.ravel()).reshape(mine.shape).tolist()
+    *told, slowest = ranks.most(np.append(mine, opened)).tolist()
+    ranks.opened = slowest or ranks.opened
+    best, usual = np.reshape(told, mine.shape).tolist()
     rows = [
         ((dst - shift) % num, dst, best[dst][column], usual[dst][column])
         for dst in range(num)
