@@ -11,7 +11,7 @@ namespace unisono::cuda {
 namespace {
 
 constexpr Result already_enabled = 704; // peer access
-constexpr Result out_of_memory = 2;
+constexpr Result out_of_memory = 2, too_many_connections = 809;
 
 void initialize() {
   (void)api(); // throws if there is no driver
@@ -74,7 +74,6 @@ bool flag(DeviceNumber device, int which) {
 // The primary context. Under MPS the processes share the queues of a device: one that comes
 // when none is left gets no context, for which the driver has two errors.
 Context retained(DeviceNumber number) {
-  constexpr Result out_of_memory = 2, too_many_connections = 809;
   refuse_fork();
   Context context = nullptr;
   const Result result = api().cuDevicePrimaryCtxRetain(&context, number);

@@ -15,7 +15,7 @@ from device_cases import perform_on_device, to_device
 from unisono import _native
 from unisono.dtypes import DTYPES
 from unisono.reductions import reduce
-from unisono.runtime.device import pipeline, routes
+from unisono.runtime.device import pipeline
 from unisono.testing import world
 
 LAYOUTS = [
@@ -34,7 +34,6 @@ layouts = pytest.mark.parametrize("hosts", LAYOUTS, ids=str)
 def small_pieces(monkeypatch):
     """So that small arrays have many of them."""
     monkeypatch.setattr(pipeline, "SLOT", 4096)
-    monkeypatch.setattr(routes, "SLOT", 4096)
 
 
 @pytest.mark.quick(hosts=[(0, 0, 1)])

@@ -12,7 +12,7 @@ from unisono.errors import CollectiveMismatch, CollectiveTimeout, PeerLost
 from unisono.runtime.call.arguments import all_reduce
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
-from unisono.runtime.device import pipeline, routes
+from unisono.runtime.device import pipeline
 from unisono.testing import world
 
 LONG = 64 << 10
@@ -24,7 +24,6 @@ BOUND_S = 20.0
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch):
     monkeypatch.setattr(pipeline, "SLOT", 4096)
-    monkeypatch.setattr(routes, "SLOT", 4096)
 
 
 def wires(comm):

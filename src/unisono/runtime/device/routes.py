@@ -25,10 +25,11 @@ from unisono.runtime.call.buffers import Buffer
 from unisono.runtime.call.options import CallOptions
 from unisono.runtime.call.reductions import Reduction
 from unisono.runtime.call.timeouts import nanoseconds
+from unisono.runtime.device import pipeline
 from unisono.runtime.device.host_half import HostHalf
 from unisono.runtime.device.layout import Layout
 from unisono.runtime.device.pieces import FEWEST
-from unisono.runtime.device.pipeline import SLOT, Wire
+from unisono.runtime.device.pipeline import Wire
 from unisono.runtime.device.plane import DevicePlane, Prepared
 from unisono.schedule.collective import COLLECTIVES, Contract, Holders
 
@@ -213,7 +214,7 @@ class Staged:
 
     def _pieces(self, count: int) -> int:
         """At most so many pieces a rail sends, each of which may take the limit."""
-        return 2 + max(FEWEST, count * self._item // SLOT)
+        return 2 + max(FEWEST, count * self._item // pipeline.SLOT)
 
     def _launch(
         self,

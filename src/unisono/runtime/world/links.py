@@ -249,18 +249,18 @@ def _bursts(ranks: Ranks) -> tuple[Pairs, float]:
     first, *others = _shifts(len(leaders))
     bursts = Bursts({})
     spread = _grown(ranks, bursts, leaders, [first], others)
-    some = _reachable(ranks, others)
-    if some and bursts.differ() and ranks.left > 0:
+    some = _reachable(ranks, others, ranks.left)
+    if some and bursts.differ():
         spread = max(spread, _grown(ranks, bursts, leaders, some, []))
     return bursts.told(), spread
 
 
-def _reachable(ranks: Ranks, others: Sequence[int], part: float = 1.0) -> Sequence[int]:
-    """As many shifts as a part of the time left suffices for.
+def _reachable(ranks: Ranks, others: Sequence[int], seconds: float) -> Sequence[int]:
+    """As many shifts as so much time suffices for.
 
     Each opens connections, and all their bursts take as long as to open two more.
     """
-    return others[: max(0, int(part * ranks.left / max(ranks.opened, 1e-6)) - 2)]
+    return others[: max(0, int(seconds / max(ranks.opened, 1e-6)) - 2)]
 
 
 def _grown(
@@ -284,8 +284,9 @@ def _grown(
             ranks, leaders, shifts, sizes, repeats, expected=expected, kept=kept
         )
         spread = seen or spread
-        if sizes is None and _reachable(ranks, others, 1 - FIRST_PART):
-            kept = (1 - FIRST_PART) * ranks.left
+        rest = (1 - FIRST_PART) * ranks.left
+        if sizes is None and _reachable(ranks, others, rest):
+            kept = rest
         return found
 
     grown(bursts, len(shifts), lambda: ranks.left - kept, exchanged)
