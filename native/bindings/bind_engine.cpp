@@ -237,12 +237,12 @@ void bind_engine(nb::module_ &m) {
            nb::arg("incoming"), nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"))
       .def(
           "use_io_threads", // by communicators that are made later
-          [](Engine &e, std::size_t count, std::size_t least_bytes) {
+          [](Engine &e, std::size_t count, std::size_t least_bytes, bool adds) {
+            least_bytes = std::max<std::size_t>(least_bytes, 1);
             e.io_threads =
-                count == 0 ? nullptr
-                           : make_fork_safe<IoThreads>(count, std::max<std::size_t>(least_bytes, 1));
+                count == 0 ? nullptr : make_fork_safe<IoThreads>(count, least_bytes, adds);
           },
-          nb::arg("count"), nb::arg("least_bytes"))
+          nb::arg("count"), nb::arg("least_bytes"), nb::arg("adds"))
       .def("silence",
            [](Engine &e) {
              return e.lifeline ? e.lifeline->silence() : std::vector<std::int64_t>{};

@@ -162,7 +162,8 @@ void Collective::recall() {
 bool Collective::receives_in_shares(const Movement &m) const {
   if (receiving_ > 0)
     return true;
-  if (threads_ == nullptr || m.bytes < threads_->least_bytes() || m.delivers)
+  if (threads_ == nullptr || m.bytes < threads_->least_bytes() || m.delivers ||
+      (m.sources > 1 && !threads_->adds()))
     return false;
   const auto *source = &program_->sources[std::size_t(m.action.first_source)];
   for (std::size_t s = 0; s < m.sources; ++s)

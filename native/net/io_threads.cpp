@@ -39,8 +39,8 @@ void drain(int event) {
 
 } // namespace
 
-IoThreads::IoThreads(std::size_t count, std::size_t least_bytes)
-    : least_bytes_(least_bytes), end_fd_(made_event()) {
+IoThreads::IoThreads(std::size_t count, std::size_t least_bytes, bool adds)
+    : least_bytes_(least_bytes), adds_(adds), end_fd_(made_event()) {
   for (std::size_t i = 0; i < count; ++i)
     workers_.push_back(std::make_unique<Worker>(*this));
 }

@@ -4,6 +4,7 @@ With `UNISONO_IO_LEAST` = 1 they move every message, so that small arrays suffic
 """
 
 import contextlib
+import os
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from unisono.errors import (
     UsageError,
 )
 from unisono.testing import world
+from unisono.transports import threads as threads_transport
+from unisono.transports.lanes import Lanes
 
 pytestmark = [pytest.mark.timeout(240)]
 
@@ -61,6 +64,31 @@ def test_bits_are_those_of_the_calling_thread_alone(monkeypatch, algorithm):
         with world(4, hosts=(0, 1, 2, 3)) as made:
             found += made.run(summed)
     assert all((each == found[0]).all() for each in found)
+
+
+@pytest.mark.parametrize("adds", [False, True])
+def test_threads_that_do_not_add_receive_only_what_is_copied(monkeypatch, adds):
+    """A thread starts with its first message."""
+
+    def started(comm, name):
+        comm.barrier()
+        before = len(os.listdir("/proc/self/task"))
+        comm.barrier()
+        x = np.ones(3 * FRAME, np.float32)
+        found = getattr(comm, name)(x, algorithm="direct")
+        comm.barrier()
+        after = len(os.listdir("/proc/self/task"))
+        comm.barrier()
+        return after > before, float(found.min())
+
+    few = Lanes(lanes=2, io_threads=2, least_bytes=1, adds=adds)
+    monkeypatch.setattr(threads_transport, "choose_lanes", lambda *_: few)
+    with world(3, hosts=(0, 1, 2)) as made:
+        made.run(lambda comm: comm.barrier())
+        assert made.run(started, "reduce_scatter") == [(adds, 3.0)] * 3
+        assert made.run(started, "all_gather") == [(not adds, 1.0)] * 3
+    with world(3, hosts=(0, 1, 2)) as made:
+        assert made.run(everything, [7, 5 * FRAME // 2]) == [[]] * 3
 
 
 @pytest.mark.parametrize("tls", [None, pytest.param("mutual", marks=needs_tls)])

@@ -202,10 +202,11 @@ def over_both(comm):
     return right, shares, comm.explain("all_reduce", x)
 
 
-def until_it_fails(comm, timeout_s, begun_file):
+def until_it_fails(comm, timeout_s, folder):
+    """After its first call each rank leaves a file in the folder."""
     x = np.ones(1 << 21, np.float32)
     comm.all_reduce(x)
-    Path(begun_file).touch()
+    Path(folder, str(comm.rank)).touch()
     begun = time.monotonic()
     try:
         while time.monotonic() - begun < 60:
@@ -282,11 +283,10 @@ def test_card_that_is_down_is_left_out_and_named():
 @needs_hosts()
 @pytest.mark.sweep
 def test_card_that_goes_down_is_a_failure_with_a_name(tmp_path):
-    begun = tmp_path / "begun"
     with Hosts(2, rate="300mbit", rails=["100mbit"]) as hosts:
         world = world_across([1, 1], on=hosts, env=BOTH)
-        with world.start(until_it_fails, 4.0, str(begun)) as running:
-            await_that(begun.exists)
+        with world.start(until_it_fails, 4.0, str(tmp_path)) as running:
+            await_that(lambda: len(list(tmp_path.iterdir())) == 2, "both first calls")
             hosts.unplug(1, 1)
             ends = running.wait()
     kinds = [end.result[0] for end in ends]

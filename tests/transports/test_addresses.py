@@ -1,5 +1,6 @@
 """Where a rank listens: by route, by name, by network; and what is refused."""
 
+import contextlib
 import ipaddress
 import socket
 
@@ -9,6 +10,7 @@ from unisono.errors import BadArgument, ConnectFailed
 from unisono.transports import addresses
 from unisono.transports.addresses import (
     Address,
+    by_loopback,
     choose,
     chosen_address,
     interfaces,
@@ -155,6 +157,16 @@ def test_is_loopback_recognises_loopback_addresses():
     assert is_loopback("::1")
     for host in ("10.0.0.1", "0.0.0.0", "::", "localhost", "fe80::1%lo"):
         assert not is_loopback(host)
+
+
+def test_what_is_sent_to_an_own_address_stays_on_this_machine():
+    own = [host for hosts in interfaces().values() for host in hosts]
+    for host in ("127.0.0.9", *own):
+        family, where = Address(host, 0).resolve()[0]
+        with socket.socket(family) as sock, contextlib.suppress(OSError):
+            sock.bind(where)  # not if its interface is down
+            assert by_loopback(family, where), host
+    assert not by_loopback(socket.AF_INET, ("203.0.113.77", 80))  # of no machine
 
 
 @pytest.mark.parametrize("host", ["10.0.3.4", "0.0.0.0", "::", "fd00::4"])

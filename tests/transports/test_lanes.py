@@ -26,9 +26,9 @@ def _plain(monkeypatch):
         (2, 2, 1, 0),
         (2, 4, 1, 0),
         (1, 1, 1, 0),
-        (2, 1, 1, 0),
-        (16, 8, 1, 0),
-        (12, 4, 1, 0),
+        (2, 1, 2, 3),
+        (16, 8, 2, 3),
+        (12, 4, 2, 3),
         (16, 4, 2, 3),
         (64, 1, 2, 3),
     ],
@@ -36,6 +36,15 @@ def _plain(monkeypatch):
 def test_threads_take_cores_that_no_rank_needs(cores, ranks, lanes, threads):
     found = choose_lanes(cores, ranks)
     assert (found.lanes, found.io_threads) == (lanes, threads)
+
+
+def test_with_few_cores_to_spare_threads_receive_only_what_is_copied(monkeypatch):
+    few, many = choose_lanes(12, 4), choose_lanes(16, 4)
+    assert (few.adds, many.adds) == (False, True)
+    assert "3 I/O threads for what is only copied: 12 cores" in str(few)
+    assert "3 I/O threads: 16 cores" in str(many)
+    monkeypatch.setenv(IO_THREADS, "3")
+    assert choose_lanes(2, 2).adds
 
 
 def test_environment_decides(monkeypatch):

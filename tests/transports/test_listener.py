@@ -147,6 +147,15 @@ def test_connection_is_blocking_and_has_nodelay(pair):
             assert not os.get_inheritable(sock.fileno())
 
 
+def test_connection_within_the_machine_is_not_paced(pair):
+    """Whatever the congestion control of the system: with BBR it would be."""
+    there = pair[1].connect(0, RENDEZVOUS)
+    here = pair[0].expect(1, RENDEZVOUS)
+    with closing([here, there]):
+        option = socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16
+        assert there.socket.getsockopt(*option).rstrip(b"\0") == b"reno"
+
+
 def test_listener_accepts_a_whole_cluster_at_once(pair):
     """More than there is room for: they wait their turn."""
     labels = [data_purpose(number) for number in range(3 * MOST_PENDING)]

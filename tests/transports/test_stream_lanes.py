@@ -7,7 +7,8 @@ import pytest
 
 from tcp_pairs import reset, tcp_pair
 from unisono import _native
-from unisono.transports.tcp import _tune_socket
+from unisono.transports import tcp
+from unisono.transports.tcp import tune_socket
 
 LARGE = 64 << 20  # more than the kernel holds for a socket
 
@@ -100,7 +101,7 @@ def test_sender_learns_that_receiver_gives_up(link, lanes, takes_free_lane):
 def test_sender_waits_for_receiver_that_reads_nothing_for_long(link):
     """Longer than a peer may be silent: its kernel answers, so it is well."""
     made = link(1, False)
-    _tune_socket(made.senders[0], 1.0, sends=True)
+    tune_socket(made.senders[0], 1.0, sends=True)
     fill(made)
     sent, until_then = made.send_stream.sent(), time.monotonic() + 6
     while time.monotonic() < until_then:
@@ -109,6 +110,17 @@ def test_sender_waits_for_receiver_that_reads_nothing_for_long(link):
     while made.send_stream.sent() < sent + (8 << 20):
         assert made.receive_stream.take() in ("done", "blocked")
         assert made.send_stream.send(LARGE) in ("done", "blocked")
+
+
+@pytest.mark.parametrize("largest", [212992, 4 << 20])
+def test_buffers_are_fixed_only_if_the_system_allows_it(link, monkeypatch, largest):
+    """A small one would stay small; the kernel's own grows."""
+    monkeypatch.setattr(tcp, "_largest_buffer", lambda: largest)
+    (sender,) = link(1, False).senders
+    before = sender.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    tune_socket(sender, 1.0, sends=True)
+    after = sender.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF)
+    assert (after == before) == (largest < 2 << 20)
 
 
 def send_small_frames(link, count):

@@ -102,6 +102,22 @@ class Address:
         return self
 
 
+def by_loopback(family: int, where: SocketAddress) -> bool:
+    """Whether bytes to there never leave this machine, since it is there itself.
+
+    The kernel is asked for the route; nothing is sent.
+    """
+    host = str(where[0])
+    if is_loopback(host):
+        return True
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(where)
+            return bool(probe.getsockname()[0] == host)
+    except OSError:
+        return False
+
+
 @dataclass(frozen=True)
 class Rail:
     """An address of this host, and the network card it is on."""

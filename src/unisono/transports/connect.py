@@ -24,7 +24,12 @@ from typing import TYPE_CHECKING, Protocol
 from unisono import _native
 from unisono.errors import ConnectFailed, NotAuthentic, PeerLost, TransportError
 from unisono.transports import tls
-from unisono.transports.addresses import Address, SocketAddress, refuse_open
+from unisono.transports.addresses import (
+    Address,
+    SocketAddress,
+    by_loopback,
+    refuse_open,
+)
 from unisono.transports.deadline import LOOK_S
 from unisono.transports.handshake import (
     HANDSHAKE_S,
@@ -63,6 +68,10 @@ temporary."""
 _CONNECT_S = 3.0  # one attempt: lost packets have been sent again twice by then
 _PAUSE_S = 0.2
 _BIND_ADDRESS_NO_PORT = 24  # IP_BIND_ADDRESS_NO_PORT of Linux
+
+
+_UNPACED = b"reno"
+"""The congestion control that every Linux has and lets every process choose."""
 
 
 @dataclass(frozen=True)
@@ -368,6 +377,8 @@ def _connect(
     try:
         if source is not None:
             _begin_at(sock, family, source)
+        if by_loopback(family, where):
+            _do_not_pace(sock)
         _reach(sock, where, limit(_CONNECT_S), look)
         # If no process listens, the kernel may choose that very port for this end.
         if sock.getsockname() == sock.getpeername():
@@ -410,6 +421,17 @@ def _reach(
     error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
     if error:
         raise OSError(error, os.strerror(error))
+
+
+def _do_not_pace(sock: socket.socket) -> None:
+    """Choose a congestion control without timers, before the socket connects.
+
+    Within a machine there is no congestion. Where BBR is the usual one, it would send
+    by a timer, and a socket that it had once does so ever after, whatever its
+    congestion control.
+    """
+    with contextlib.suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, _UNPACED)
 
 
 def _begin_at(sock: socket.socket, family: int, source: Source) -> None:

@@ -36,12 +36,15 @@ class Lanes:
     why: str = ""
     least_bytes: int = _LEAST_BYTES
     """A smaller message is left to the calling thread."""
+    adds: bool = True
+    """Whether these threads also receive what is added up, not only what is copied."""
 
     def __str__(self) -> str:
         """As `explain` shows it."""
+        some = " for what is only copied" if self.io_threads and not self.adds else ""
         return (
             f"{_counted(self.lanes, 'connection')} to each rank that is sent to, "
-            f"{_counted(self.io_threads, 'I/O thread')}: {self.why}"
+            f"{_counted(self.io_threads, 'I/O thread')}{some}: {self.why}"
         )
 
 
@@ -52,16 +55,18 @@ def choose_lanes(cores: int, ranks: int) -> Lanes:
     this machine. Of its share a rank keeps one for the calling thread.
     """
     spare = cores // max(1, ranks) - 1
-    # One or two receive no faster than the calling thread alone can send; measured with
-    # 8 ranks on 16 cores, one made large calls slower.
-    useful = 3 if spare >= 3 else 0
+    # One or two receive no faster than the calling thread alone can send. Sums gain
+    # nothing from them with fewer than three cores to spare, what is copied does.
+    useful = 3 if spare >= 1 else 0
     threads = number(IO_THREADS, useful, MOST_IO_THREADS, 0)
     lanes = number(LANES, 2 if threads > 1 else 1, MOST_LANES)
     given = [each for each in (LANES, IO_THREADS) if os.environ.get(each)]
     why = f"{_counted(cores, 'core')} for {_counted(ranks, 'rank')} of this machine"
     if given:
         why = " and ".join(f"{each}={os.environ[each]}" for each in given)
-    return Lanes(lanes, threads, why, number(IO_LEAST, _LEAST_BYTES, 1 << 40))
+    least = number(IO_LEAST, _LEAST_BYTES, 1 << 40)
+    adds = spare >= 3 or IO_THREADS in given
+    return Lanes(lanes, threads, why, least, adds)
 
 
 def number(variable: str, usual: int, most: int, least: int = 1) -> int:

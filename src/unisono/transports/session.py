@@ -153,8 +153,8 @@ class Session:
     from the rendezvous, across hosts rank 0 alone, until the first communicator is
     made. `tuned` is the table that all ranks have agreed on since, and `links` the
     model of the links between hosts, if they were probed. `tcp`: bytes go to other
-    hosts by this system's TCP. `apart` are the ranks of this host that are in another
-    pid namespace than rank 0.
+    machines by this system's TCP. `apart` are the ranks of this host that are in
+    another pid namespace than rank 0.
     """
 
     engine: Engine

@@ -18,12 +18,13 @@ import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 
 from unisono import _native
 from unisono._native import Engine, Wire
 from unisono.errors import BadArgument
 from unisono.transports import shm
-from unisono.transports.addresses import Address
+from unisono.transports.addresses import Address, by_loopback
 from unisono.transports.connect import Connection
 from unisono.transports.handshake import Purpose
 from unisono.transports.interface import Capabilities, ConnectOptions, Transport
@@ -46,6 +47,7 @@ _LONGEST_UNREAD_S = 3600.0
 _NEAR_BUFFER = 2 << 20
 """Within a millisecond this much in flight is plenty; and what waits in the kernel is
 still in a cache when it is copied on. The kernel by itself would let more pile up."""
+_BUFFERS = socket.SO_SNDBUF, socket.SO_RCVBUF
 
 _DATA, _MESSAGES = "data", "post"
 _WINDOW = 4 * WINDOW
@@ -118,7 +120,7 @@ def _connected(
         here = table.entries[table.rank].cores, table.sharing_machine()
         lanes = choose_lanes(*here)
         engine = _engine(table, options, limit_s)
-        engine.use_io_threads(lanes.io_threads, lanes.least_bytes)
+        engine.use_io_threads(lanes.io_threads, lanes.least_bytes, lanes.adds)
         return _session(table, engine, options, lanes, limit_s, wires)
     except BaseException:
         table.close()
@@ -152,7 +154,7 @@ def _session(
         to: int, label: StreamLabel, timeout_s: float, lost: Callable[[], str]
     ) -> StreamEnd:
         made = rails.connect(to, _purpose(label), label.lane, timeout_s, lost)
-        _tune_socket(made.socket, limit_s, sends=True)
+        tune_socket(made.socket, limit_s, sends=True)
         return StreamEnd(wires.make(made), made.send_key)
 
     streams = Streams(
@@ -160,7 +162,7 @@ def _session(
     )
 
     def arrived(made: Connection) -> None:
-        _tune_socket(made.socket, limit_s, sends=False)
+        tune_socket(made.socket, limit_s, sends=False)
         end = StreamEnd(wires.make(made), made.receive_key)
         streams.arrived(made.peer, _label(made.purpose), end)
 
@@ -185,8 +187,19 @@ def _session(
         lanes=lambda: f"{lanes}{rails}{wires.words}",
         listener=listener,
         note=int(options.rank == 0 and options.tuned),
-        tcp=wires.tcp,
+        tcp=wires.tcp and _leaves_machine(table),
     )
+
+
+def _leaves_machine(table: RankTable) -> bool:
+    """Whether any rank is on another machine; emulated hosts are on one."""
+    hosts = {Address.parse(entry.address).host for entry in table.entries}
+    return not all(map(_is_here, hosts))
+
+
+def _is_here(host: str) -> bool:
+    address = Address(host, 0)
+    return address.is_number() and by_loopback(*address.resolve()[0])
 
 
 def _window(table: RankTable) -> int:
@@ -229,11 +242,13 @@ def _engine(table: RankTable, options: ConnectOptions, limit_s: float) -> Engine
     return engine
 
 
-def _tune_socket(sock: socket.socket, limit_s: float, *, sends: bool) -> None:
+def tune_socket(sock: socket.socket, limit_s: float, *, sends: bool) -> None:
     """Set the buffers of a stream, and when it ends.
 
-    A near peer gets buffers of a fixed size; for a far one the kernel chooses. A
-    connection ends not before the lifelines have had their limit, and soon after if
+    A near peer gets buffers of a fixed size, if the system allows it; for a far one the
+    kernel chooses.
+
+    A connection ends not before the lifelines have had their limit, and soon after if
     only these two ranks cannot reach each other. What was lost is sent again every
     second at least, so that a healed connection goes on at once.
 
@@ -253,11 +268,30 @@ def _tune_socket(sock: socket.socket, limit_s: float, *, sends: bool) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
     with suppress(OSError):
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        (round_trip_us,) = struct.unpack_from("I", info, _INFO_BYTES - 4)
-        if round_trip_us < _NEAR_S * 1e6:
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                sock.setsockopt(socket.SOL_SOCKET, option, _NEAR_BUFFER)
+    with suppress(OSError):
+        if _is_near(sock) and _largest_buffer() >= _NEAR_BUFFER:
+            for each in _BUFFERS:
+                sock.setsockopt(socket.SOL_SOCKET, each, _NEAR_BUFFER)
+
+
+def _is_near(sock: socket.socket) -> bool:
+    info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    (round_trip_us,) = struct.unpack_from("I", info, _INFO_BYTES - 4)
+    return bool(round_trip_us < _NEAR_S * 1e6)
+
+
+@cache
+def _largest_buffer() -> int:
+    """How many bytes a process of this system gets, if it asks for those of near peers.
+
+    A kernel gives less without a word, and such a buffer no longer grows: the usual
+    208 KiB are far worse than what it chooses by itself.
+    """
+    with socket.socket() as probe:
+        for each in _BUFFERS:
+            probe.setsockopt(socket.SOL_SOCKET, each, _NEAR_BUFFER)
+        given = [probe.getsockopt(socket.SOL_SOCKET, each) for each in _BUFFERS]
+    return min(given) // 2  # the kernel doubles it for its own records
 
 
 def _purpose(label: StreamLabel) -> Purpose:
