@@ -237,12 +237,13 @@ void bind_engine(nb::module_ &m) {
            nb::arg("incoming"), nb::arg("epoch"), nb::arg("beat"), nb::arg("limit"))
       .def(
           "use_io_threads", // by communicators that are made later
-          [](Engine &e, std::size_t count, std::size_t least_bytes, bool adds) {
+          [](Engine &e, std::size_t count, std::size_t least_bytes, std::size_t adders) {
             least_bytes = std::max<std::size_t>(least_bytes, 1);
+            adders = std::min(adders, count);
             e.io_threads =
-                count == 0 ? nullptr : make_fork_safe<IoThreads>(count, least_bytes, adds);
+                count == 0 ? nullptr : make_fork_safe<IoThreads>(count, least_bytes, adders);
           },
-          nb::arg("count"), nb::arg("least_bytes"), nb::arg("adds"))
+          nb::arg("count"), nb::arg("least_bytes"), nb::arg("adders"))
       .def("silence",
            [](Engine &e) {
              return e.lifeline ? e.lifeline->silence() : std::vector<std::int64_t>{};

@@ -39,7 +39,7 @@ public:
       pending_.push_back(std::move(pending));
       if (!started_) {
         started_ = true;
-        thread_.start([this] { run(); });
+        thread_.start("unisono-free", [this] { run(); });
       }
     }
     changed_.notify_all();

@@ -189,7 +189,7 @@ void DeviceComm::start() {
                               : reinterpret_cast<unsigned char *>(arenas_[q] + packets_at(half_))});
   peers_.write(0, peers.data(), peers.size() * sizeof(Peer));
   LaunchGate::of_process().add(this, device_.ordinal(), [this] { return is_in_flight(); });
-  watcher_.start([this] { watch(); });
+  watcher_.start("unisono-gpu", [this] { watch(); });
   connected_ = true;
 }
 

@@ -8,7 +8,7 @@ namespace unisono::cuda::emulated {
 
 Done Queue::push(std::vector<Done> after, Work work) {
   if (!started_)
-    worker_.start([this] { run(); });
+    worker_.start("emulated-stream", [this] { run(); });
   started_ = true;
   auto done = std::make_shared<Completion>();
   tasks_.push_back(

@@ -19,7 +19,7 @@ void CpuThreads::run(int count, const std::function<void(int)> &body) {
   while (int(workers_.size()) < count) {
     Worker &added = workers_.emplace_back();
     try {
-      added.start([this, index = int(workers_.size()) - 1, round = round_] {
+      added.start("unisono-blocks", [this, index = int(workers_.size()) - 1, round = round_] {
         loop(index, round);
       });
     } catch (const std::system_error &) {

@@ -9,6 +9,7 @@
 
 #include "engine/comm.hpp"
 #include "memory/wait.hpp"
+#include "net/io_threads.hpp"
 #include "support/failpoint.hpp"
 
 namespace unisono {
@@ -124,7 +125,10 @@ void Collective::begin() {
     exposed_ = unsigned(plan_->always_exposed);
   program_ = plan_->programs[exposed_].get();
   cursors_.assign(program_->outgoing.size(), {});
-  receiving_ = 0;
+  io_threads_ = threads_ == nullptr ? 0
+                : program_->adds    ? threads_->adders()
+                                    : threads_->count();
+  num_receiving_ = 0;
   mismatch_since_ = 0;
   alone_ = false;
   if (!program_->outgoing.empty() || !program_->incoming.empty())
@@ -228,6 +232,7 @@ Status Collective::fail_unreachable() {
 
 Status Collective::generations() {
   const Program &program = *program_;
+  bool holds_back = false; // what the last action made is to be sent
   for (; piece_ < plan_->pieces[exposed_];
        ++piece_, action_ = 0, wait_ = 0, window_free_ = false) {
     if (!window_free())
@@ -235,9 +240,13 @@ Status Collective::generations() {
     const std::uint64_t generation = first_generation_ + std::uint64_t(piece_);
     for (; action_ < program.actions.size(); ++action_) {
       const Program::Action &action = program.actions[action_];
-      if (!ready(action))
+      if (!ready(action)) {
+        if (holds_back)
+          send_messages();
         return Status::blocked;
+      }
       end_wait(Moment::wait);
+      holds_back = false;
       failpoint("action.begin");
       if (receives(action)) {
         const Status status = traced_ ? receive_traced(action) : receive(action);
@@ -258,7 +267,11 @@ Status Collective::generations() {
       failpoint("action.done");
       if (!program_->outgoing.empty()) {
         ++action_; // its result may be sent
-        send_messages();
+        // Other threads begin to receive before this one is busy sending.
+        holds_back = num_receiving_ == 0 && action_ < program.actions.size() &&
+                     receives_in_shares(program.actions[action_]);
+        if (!holds_back)
+          send_messages();
         --action_;
         if (unreachable_ != no_rank)
           return Status::blocked;

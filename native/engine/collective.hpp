@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -110,12 +111,22 @@ private:
   // Messages that several threads transfer: collective_shares.cpp.
   class ReceiveShare;
   class SendShare;
+  // Of the I/O threads of this call those that receive; the others send.
+  std::size_t receivers() const { return io_threads_ > 2 ? io_threads_ - 1 : io_threads_; }
   bool receives_in_shares(const Movement &movement) const;
+  bool receives_in_shares(const Program::Action &action);
+  bool has_received_shares() const;
   Status receive_in_shares(const Movement &movement);
+  struct Receiving { // an action that other threads receive
+    std::vector<std::unique_ptr<ReceiveShare>> shares; // kept for later actions
+    std::size_t count = 0;                             // of the shares: those in use
+  };
   bool post_receive_shares(const Movement &movement);
-  Status end_receive_shares(const Movement &movement);
-  Status receive_share_failed(const ReceiveShare &share);
-  bool read_first_frame(const ReceiveShare &share);
+  void post_ahead(std::size_t first);
+  const Program::Source &source_of(const Program::Action &action) const;
+  void end_receive_shares(const Movement &movement);
+  Status receive_share_failed(const Receiving &of, const ReceiveShare &share);
+  bool read_first_frame(const ReceiveShare &of_first, const ReceiveShare &share);
   bool sends_in_shares() const;
   bool sends_in_shares(const SendStream &stream, std::size_t bytes) const;
   void post_send_shares(std::size_t outgoing, const Part &message);
@@ -164,6 +175,7 @@ private:
 
   Comm &comm_;
   const std::shared_ptr<IoThreads> threads_; // null: there are none
+  std::size_t io_threads_ = 0; // how many of them have work in this call
   std::shared_ptr<const Plan> plan_;
   const std::byte *input_ = nullptr;
   std::byte *output_ = nullptr;
@@ -189,9 +201,10 @@ private:
   std::vector<std::uint64_t> received_; // messages from each rank
   std::size_t at_ = 0, arrived_ = 0; // of an action that receives: bytes, and sources
   std::size_t awaited_sender_ = no_rank; // the rank whose message is awaited
-  // Kept for later actions; the first `receiving_` are in use.
-  std::vector<std::unique_ptr<ReceiveShare>> receive_shares_;
-  std::size_t receiving_ = 0;
+  // The action that is next, and those behind it: `num_receiving_` places from the first on.
+  static constexpr std::size_t most_receiving = 8;
+  std::array<Receiving, most_receiving> receiving_;
+  std::size_t first_receiving_ = 0, num_receiving_ = 0;
   bool alone_ = false; // after a recall no share is posted any more in this call
   std::int64_t mismatch_since_ = 0; // when a share met a frame of another call
   std::vector<std::vector<std::unique_ptr<SendShare>>> send_shares_; // like cursors_

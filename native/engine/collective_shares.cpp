@@ -4,7 +4,8 @@
 // are a share of it. I/O threads (net/io_threads.hpp) receive shares: they take the frames of
 // one lane of each source, check them, reduce them and store the result. If there are enough
 // threads, they send shares as well. The thread that advances the call posts the shares of an
-// action or a message, and continues with the call when all have ended.
+// action or a message, and continues with the call when all have ended. What it sends itself it
+// sends when the others have begun to receive.
 //
 // What a share uses: while it is posted, its thread alone uses its lane of each stream, and
 // writes to its frames of the destination, to its scratch memory and to itself. It reads the
@@ -150,8 +151,9 @@ Collective::~Collective() { Collective::recall(); }
 
 void Collective::recall() {
   alone_ = true;
-  for (auto &share : receive_shares_)
-    threads_->recall(*share);
+  for (Receiving &each : receiving_)
+    for (auto &share : each.shares)
+      threads_->recall(*share);
   for (auto &shares : send_shares_)
     for (auto &share : shares)
       threads_->recall(*share);
@@ -160,10 +162,9 @@ void Collective::recall() {
 // Whether other threads receive this: if it is large, and goes to memory of this rank alone.
 // A message of one rank ends before the next begins, so each source has its own stream.
 bool Collective::receives_in_shares(const Movement &m) const {
-  if (receiving_ > 0)
+  if (num_receiving_ > 0)
     return true;
-  if (threads_ == nullptr || m.bytes < threads_->least_bytes() || m.delivers ||
-      (m.sources > 1 && !threads_->adds()))
+  if (io_threads_ == 0 || m.bytes < threads_->least_bytes() || m.delivers)
     return false;
   const auto *source = &program_->sources[std::size_t(m.action.first_source)];
   for (std::size_t s = 0; s < m.sources; ++s)
@@ -174,57 +175,123 @@ bool Collective::receives_in_shares(const Movement &m) const {
   return true;
 }
 
+// Whether other threads receive the data of an action.
+bool Collective::receives_in_shares(const Program::Action &action) {
+  return io_threads_ > 0 && plan_->coding.codec == nullptr && receives(action) &&
+         receives_in_shares(movement(action));
+}
+
+// Whether other threads have received all data of the action.
+bool Collective::has_received_shares() const {
+  const auto is_received = [](const auto &share) {
+    return !share->posted() && share->result() == Io::done;
+  };
+  if (num_receiving_ == 0)
+    return false;
+  const Receiving &first = receiving_[first_receiving_];
+  const auto begin = first.shares.begin();
+  return std::all_of(begin, begin + std::ptrdiff_t(first.count), is_received);
+}
+
 Status Collective::receive_in_shares(const Movement &m) {
-  if (receiving_ == 0 && !post_receive_shares(m))
-    return Status::blocked;
+  if (num_receiving_ == 0) {
+    awaited_sender_ = no_rank;
+    const bool posted = post_receive_shares(m);
+    if (posted)
+      post_ahead(action_);
+    else
+      begin_wait(awaited_sender_);
+    send_messages();
+    if (!posted || unreachable_ != no_rank)
+      return Status::blocked;
+  }
   bool all = true;
-  const ReceiveShare *failed = nullptr;
   std::size_t awaited = no_rank;
-  for (std::size_t i = 0; i < receiving_; ++i) {
-    ReceiveShare &share = *receive_shares_[i];
-    const bool posted = share.posted();
-    if (!posted && !share.ended()) // it was recalled
-      while (share.step() == IoJob::Step::moved)
-        ;
-    moved += share.new_frames();
-    if (posted || !share.ended()) {
-      all = false;
-      awaited = awaited == no_rank ? share.awaited() : awaited;
-    } else if (share.result() != Io::done && failed == nullptr) {
-      failed = &share;
+  for (std::size_t k = 0; k < num_receiving_; ++k) {
+    const Receiving &each = receiving_[(first_receiving_ + k) % receiving_.size()];
+    for (std::size_t i = 0; i < each.count; ++i) {
+      ReceiveShare &share = *each.shares[i];
+      const bool posted = share.posted();
+      if (!posted && !share.ended()) // it was recalled
+        while (share.step() == IoJob::Step::moved)
+          ;
+      moved += share.new_frames();
+      if (posted || !share.ended()) {
+        all = all && k > 0;
+        awaited = awaited == no_rank ? share.awaited() : awaited;
+      } else if (share.result() != Io::done) {
+        return receive_share_failed(each, share);
+      }
     }
   }
-  if (failed != nullptr)
-    return receive_share_failed(*failed);
-  if (all)
-    return end_receive_shares(m);
+  if (all) {
+    end_receive_shares(m);
+    post_ahead(action_ + 1);
+    return Status::done;
+  }
   if (awaited != no_rank)
     awaited_sender_ = awaited;
   return Status::blocked;
 }
 
-// False if a stream is not open yet.
+// Lets other threads begin with actions behind the first one that is being received, as far as
+// all of these only copy messages of different ranks to different chunks of the output, and
+// wait for nothing: so their order does not matter, and none is waited for while another one's
+// bytes are there.
+void Collective::post_ahead(std::size_t first) {
+  const auto is_copy = [&](const Program::Action &action) {
+    return action.end_source - action.first_source == 1 &&
+           action.first_wait == action.end_wait && receives(action);
+  };
+  const auto &actions = program_->actions;
+  if (num_receiving_ == 0 || alone_ || !is_copy(actions[first]))
+    return;
+  std::size_t next = first + num_receiving_;
+  for (; num_receiving_ < most_receiving && next < actions.size(); ++next) {
+    if (!is_copy(actions[next]))
+      return;
+    const Movement m = movement(actions[next]);
+    if (m.output == nullptr || m.window != nullptr || m.delivers ||
+        m.bytes < threads_->least_bytes())
+      return;
+    for (std::size_t earlier = first; earlier < next; ++earlier)
+      if (actions[earlier].chunk == m.action.chunk ||
+          source_of(actions[earlier]).rank == source_of(m.action).rank)
+        return;
+    if (!post_receive_shares(m))
+      return;
+  }
+}
+
+// Of an action that copies.
+const Program::Source &Collective::source_of(const Program::Action &action) const {
+  return program_->sources[std::size_t(action.first_source)];
+}
+
+// False if a stream is not open yet, whose rank is then awaited.
 bool Collective::post_receive_shares(const Movement &m) {
   const auto *source = &program_->sources[std::size_t(m.action.first_source)];
   std::size_t lanes = 0; // of each stream, or 1 if they differ or do not take turns
   for (std::size_t s = 0; s < m.sources; ++s) {
     if (source[s].home != Program::stream)
       continue;
-    awaited_sender_ = std::size_t(source[s].rank);
-    const ReceiveStream &stream = comm_.receive_stream(awaited_sender_);
+    const auto rank = std::size_t(source[s].rank);
+    const ReceiveStream &stream = comm_.receive_stream(rank);
     if (!stream.open()) {
-      begin_wait(awaited_sender_);
+      awaited_sender_ = num_receiving_ == 0 ? rank : awaited_sender_;
       return false;
     }
     const std::size_t own = stream.takes_free_lane() ? 1 : stream.num_lanes();
     lanes = lanes == 0 || lanes == own ? own : 1;
   }
+  const std::size_t place = (first_receiving_ + num_receiving_) % receiving_.size();
+  Receiving &receiving = receiving_[place];
   const std::size_t frames = (m.bytes + frame_bytes - 1) / frame_bytes;
   const std::size_t count = std::min(lanes, frames);
-  while (receive_shares_.size() < count)
-    receive_shares_.push_back(std::make_unique<ReceiveShare>(*this));
+  while (receiving.shares.size() < count)
+    receiving.shares.push_back(std::make_unique<ReceiveShare>(*this));
   for (std::size_t i = 0; i < count; ++i) {
-    ReceiveShare &share = *receive_shares_[i];
+    ReceiveShare &share = *receiving.shares[i];
     share.prepare(m, i * frame_bytes, count * frame_bytes);
     if (lanes == 1)
       continue;
@@ -234,16 +301,18 @@ bool Collective::post_receive_shares(const Movement &m) {
         own[s] = comm_.receive_stream(std::size_t(source[s].rank)).lane_after(i);
     share.use_lanes(std::move(own));
   }
-  receiving_ = count;
+  receiving.count = count;
+  ++num_receiving_;
   for (std::size_t i = 0; i < count && !alone_; ++i)
-    threads_->post(*receive_shares_[i], i % threads_->receivers(),
+    threads_->post(*receiving.shares[i], (place + i) % receivers(),
                    comm_.layout().block(comm_.rank()).asleep);
   return true;
 }
 
-Status Collective::end_receive_shares(const Movement &m) {
+void Collective::end_receive_shares(const Movement &m) {
   const auto *source = &program_->sources[std::size_t(m.action.first_source)];
-  const bool by_lanes = receive_shares_[0]->reception().lanes != nullptr;
+  const Receiving &first = receiving_[first_receiving_];
+  const bool by_lanes = first.shares[0]->reception().lanes != nullptr;
   for (std::size_t s = 0; s < m.sources; ++s) {
     if (source[s].home != Program::stream)
       continue;
@@ -254,23 +323,23 @@ Status Collective::end_receive_shares(const Movement &m) {
     }
     count_arrival(rank, true);
   }
-  receiving_ = 0;
-  return Status::done;
+  first_receiving_ = (first_receiving_ + 1) % receiving_.size();
+  --num_receiving_;
 }
 
 // The others end as well: what is left of the message cannot be used. A frame of another
 // call is described by that call's first frame, which may be on another lane.
-Status Collective::receive_share_failed(const ReceiveShare &share) {
+Status Collective::receive_share_failed(const Receiving &of, const ReceiveShare &share) {
   recall();
   const Reception &r = share.reception();
-  if (share.result() == Io::mismatch && !read_first_frame(share)) {
+  if (share.result() == Io::mismatch && !read_first_frame(*of.shares[0], share)) {
     const std::int64_t now = now_ns();
     mismatch_since_ = mismatch_since_ == 0 ? now : mismatch_since_;
     awaited_sender_ = r.awaited;
     if (now - mismatch_since_ < death_notice_grace)
       return Status::blocked;
   }
-  receiving_ = 0;
+  num_receiving_ = 0;
   if (r.unreachable != no_rank) {
     unreachable_ = r.unreachable;
     unreachable_since_ = 0;
@@ -285,9 +354,9 @@ Status Collective::receive_share_failed(const ReceiveShare &share) {
 }
 
 // Reads the note of a call that a share has met in the middle. False if it has not come yet.
-bool Collective::read_first_frame(const ReceiveShare &share) {
-  const Reception &r = share.reception(), &first = receive_shares_[0]->reception();
-  if (&share == receive_shares_[0].get() || first.at > 0 || first.arrived > r.arrived)
+bool Collective::read_first_frame(const ReceiveShare &of_first, const ReceiveShare &share) {
+  const Reception &r = share.reception(), &first = of_first.reception();
+  if (&share == &of_first || first.at > 0 || first.arrived > r.arrived)
     return true;
   const FrameId frame_id{seq, plan_->fingerprint, std::uint32_t(piece_), 0};
   return comm_.receive_stream(r.awaited)
@@ -295,9 +364,8 @@ bool Collective::read_first_frame(const ReceiveShare &share) {
 }
 
 bool Collective::sends_in_shares(const SendStream &stream, std::size_t bytes) const {
-  return threads_ != nullptr && threads_->count() > threads_->receivers() &&
-         bytes >= threads_->least_bytes() && stream.num_lanes() > 1 &&
-         !stream.takes_free_lane();
+  return io_threads_ > receivers() && bytes >= threads_->least_bytes() &&
+         stream.num_lanes() > 1 && !stream.takes_free_lane();
 }
 
 // Whether any message is being sent in shares.
@@ -321,9 +389,9 @@ void Collective::post_send_shares(std::size_t c, const Part &message) {
                        count * frame_bytes);
   stream.skip(frames);
   cursors_[c].shares = count;
-  const std::size_t senders = threads_->count() - threads_->receivers();
+  const std::size_t senders = io_threads_ - receivers();
   for (std::size_t i = 1; i < count && !alone_; ++i)
-    threads_->post(*shares[i], threads_->receivers() + (i - 1) % senders,
+    threads_->post(*shares[i], receivers() + (i - 1) % senders,
                    comm_.layout().block(comm_.rank()).asleep);
 }
 
@@ -335,7 +403,7 @@ bool Collective::sent_in_shares(std::size_t c) {
     SendShare &share = *send_shares_[c][i];
     const bool posted = share.posted();
     if (!posted && !share.ended())
-      while (share.step() == IoJob::Step::moved)
+      while (!has_received_shares() && share.step() == IoJob::Step::moved)
         ++moved;
     if (posted || !share.ended()) {
       all = false;

@@ -24,7 +24,8 @@ void Collective::send_messages(std::size_t c) {
   const Program::Outgoing &outgoing = program_->outgoing[c];
   Cursor &cursor = cursors_[c];
   SendStream &send_stream = comm_.send_stream(outgoing.to);
-  while (send_stream.open()) {
+  // What other threads have received comes first: they wait for the next action.
+  while (send_stream.open() && !has_received_shares()) {
     if (cursor.shares > 0) {
       if (!sent_in_shares(c))
         return;
@@ -264,7 +265,7 @@ bool Collective::poll_fds(std::vector<pollfd> &into) const {
     else
       poll_own_shares(c, into);
   }
-  if (receiving_ > 0 || sends_in_shares()) {
+  if (num_receiving_ > 0 || sends_in_shares()) {
     if (!into.empty()) // otherwise it sleeps on its futex
       into.push_back(threads_->await_end());
     return false;

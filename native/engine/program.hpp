@@ -40,9 +40,13 @@ struct Program {
   std::vector<Outgoing> outgoing; // messages to other hosts
   std::vector<std::int32_t> outgoing_to; // by rank, index into `outgoing`, or -1; or empty
   std::vector<std::int32_t> incoming; // messages from each rank, or empty
+  bool adds = false; // some action combines several sources
 
-  // Groups the messages by destination, and counts the incoming ones.
+  // Groups the messages by destination, and counts the incoming ones; when all else is there.
   void add_messages(const std::vector<Message> &messages) {
+    adds = std::any_of(actions.begin(), actions.end(), [](const Action &action) {
+      return action.end_source - action.first_source > 1;
+    });
     if (!messages.empty())
       outgoing_to.assign(lead.size(), -1);
     for (const Message &message : messages) {

@@ -87,7 +87,7 @@ void Progress::wake() {
     ++requests_;
     if (!started_) {
       started_ = true;
-      thread_.start([this] { run(); });
+      thread_.start("unisono-calls", [this] { run(); });
     }
   }
   changed_.notify_all();

@@ -125,7 +125,7 @@ HostPeers::HostPeers(std::size_t rank, std::vector<int> sockets, std::vector<int
   }
   const auto no_fork = block_forks();
   register_fork_handler();
-  watcher_.start([this] { watch(); });
+  watcher_.start("unisono-peers", [this] { watch(); });
 }
 
 HostPeers::~HostPeers() { end(false); }

@@ -39,8 +39,8 @@ void drain(int event) {
 
 } // namespace
 
-IoThreads::IoThreads(std::size_t count, std::size_t least_bytes, bool adds)
-    : least_bytes_(least_bytes), adds_(adds), end_fd_(made_event()) {
+IoThreads::IoThreads(std::size_t count, std::size_t least_bytes, std::size_t adders)
+    : least_bytes_(least_bytes), adders_(adders), end_fd_(made_event()) {
   for (std::size_t i = 0; i < count; ++i)
     workers_.push_back(std::make_unique<Worker>(*this));
 }
@@ -59,7 +59,7 @@ void IoThreads::post(IoJob &job, std::size_t thread, std::atomic<std::uint32_t> 
   Worker &worker = *workers_[thread];
   const std::lock_guard lock(worker.mutex);
   if (!worker.started)
-    worker.thread.start([&worker] { worker.run(); });
+    worker.thread.start("unisono-io", [&worker] { worker.run(); });
   worker.started = true;
   worker.arriving.push_back(&job);
   job.thread_ = thread;

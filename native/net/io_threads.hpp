@@ -51,17 +51,15 @@ private:
 
 class IoThreads {
 public:
-  IoThreads(std::size_t count, std::size_t least_bytes, bool adds);
+  IoThreads(std::size_t count, std::size_t least_bytes, std::size_t adders);
   ~IoThreads(); // no job is posted any more
 
   std::size_t count() const { return workers_.size(); }
-  // How many of them receive; the others send.
-  std::size_t receivers() const { return count() > 2 ? count() - 1 : count(); }
+  // How many of them, the first ones, have work in a call that adds up.
+  std::size_t adders() const { return adders_; }
 
   // The smallest message that is worth it: a smaller one has come before they begin.
   std::size_t least_bytes() const { return least_bytes_; }
-  // Whether they also receive what is added up, and not only what is copied.
-  bool adds() const { return adds_; }
 
   // Hands a job to a thread. When it is finished, a thread that sleeps on the futex `asleep`
   // is woken.
@@ -101,7 +99,7 @@ private:
 
   Origin origin_;
   const std::size_t least_bytes_;
-  const bool adds_;
+  const std::size_t adders_;
   // Owners set `polled_` before they poll `end_fd_`; a thread that ends a job clears it and
   // makes the descriptor readable. Nothing else is ordered by it.
   std::atomic<bool> polled_ = false;

@@ -48,7 +48,7 @@ Lifeline::Lifeline(std::size_t rank, std::vector<Connection> connections, Option
     open(connections);
     const auto no_fork = block_forks();
     register_fork_handler();
-    thread_.start([this] { run(); });
+    thread_.start("unisono-life", [this] { run(); });
   } catch (...) {
     const auto no_fork = block_forks();
     unregister_fork_handler();

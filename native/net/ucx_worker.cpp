@@ -225,7 +225,7 @@ void UcxWorker::touched() {
   sent_at_ = now_ns();
   if (!started_) {
     started_ = true;
-    thread_.start([this] { tend(); });
+    thread_.start("unisono-ucx", [this] { tend(); });
   } else if (std::exchange(idle_, false)) {
     changed_.notify_all();
   }

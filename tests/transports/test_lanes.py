@@ -38,13 +38,13 @@ def test_threads_take_cores_that_no_rank_needs(cores, ranks, lanes, threads):
     assert (found.lanes, found.io_threads) == (lanes, threads)
 
 
-def test_with_few_cores_to_spare_threads_receive_only_what_is_copied(monkeypatch):
-    few, many = choose_lanes(12, 4), choose_lanes(16, 4)
-    assert (few.adds, many.adds) == (False, True)
-    assert "3 I/O threads for what is only copied: 12 cores" in str(few)
+def test_with_few_cores_to_spare_one_thread_receives_what_is_added_up(monkeypatch):
+    none, few, many = (choose_lanes(cores, 4) for cores in (4, 12, 16))
+    assert [each.adders for each in (none, few, many)] == [0, 1, 3]
+    assert "3 I/O threads (1 for sums): 12 cores" in str(few)
     assert "3 I/O threads: 16 cores" in str(many)
     monkeypatch.setenv(IO_THREADS, "3")
-    assert choose_lanes(2, 2).adds
+    assert choose_lanes(2, 2).adders == 3
 
 
 def test_environment_decides(monkeypatch):

@@ -36,15 +36,15 @@ class Lanes:
     why: str = ""
     least_bytes: int = _LEAST_BYTES
     """A smaller message is left to the calling thread."""
-    adds: bool = True
-    """Whether these threads also receive what is added up, not only what is copied."""
+    adders: int = MOST_IO_THREADS
+    """How many of these threads have work in a call that adds up."""
 
     def __str__(self) -> str:
         """As `explain` shows it."""
-        some = " for what is only copied" if self.io_threads and not self.adds else ""
+        few = f" ({self.adders} for sums)" if self.adders < self.io_threads else ""
         return (
             f"{_counted(self.lanes, 'connection')} to each rank that is sent to, "
-            f"{_counted(self.io_threads, 'I/O thread')}{some}: {self.why}"
+            f"{_counted(self.io_threads, 'I/O thread')}{few}: {self.why}"
         )
 
 
@@ -55,8 +55,8 @@ def choose_lanes(cores: int, ranks: int) -> Lanes:
     this machine. Of its share a rank keeps one for the calling thread.
     """
     spare = cores // max(1, ranks) - 1
-    # One or two receive no faster than the calling thread alone can send. Sums gain
-    # nothing from them with fewer than three cores to spare, what is copied does.
+    # Of few cores what is copied gains most by several threads that share one, what is
+    # added up by a single one that receives while the calling thread sends.
     useful = 3 if spare >= 1 else 0
     threads = number(IO_THREADS, useful, MOST_IO_THREADS, 0)
     lanes = number(LANES, 2 if threads > 1 else 1, MOST_LANES)
@@ -65,8 +65,8 @@ def choose_lanes(cores: int, ranks: int) -> Lanes:
     if given:
         why = " and ".join(f"{each}={os.environ[each]}" for each in given)
     least = number(IO_LEAST, _LEAST_BYTES, 1 << 40)
-    adds = spare >= 3 or IO_THREADS in given
-    return Lanes(lanes, threads, why, least, adds)
+    adders = threads if spare >= 3 or IO_THREADS in given else min(threads, 1)
+    return Lanes(lanes, threads, why, least, adders)
 
 
 def number(variable: str, usual: int, most: int, least: int = 1) -> int:

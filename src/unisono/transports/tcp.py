@@ -120,7 +120,7 @@ def _connected(
         here = table.entries[table.rank].cores, table.sharing_machine()
         lanes = choose_lanes(*here)
         engine = _engine(table, options, limit_s)
-        engine.use_io_threads(lanes.io_threads, lanes.least_bytes, lanes.adds)
+        engine.use_io_threads(lanes.io_threads, lanes.least_bytes, lanes.adders)
         return _session(table, engine, options, lanes, limit_s, wires)
     except BaseException:
         table.close()

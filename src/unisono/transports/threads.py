@@ -85,7 +85,7 @@ def sessions(
     engines = [_native.Engine.between_threads(hub, r) for r in range(n)]
     if apart:
         for engine in engines:
-            engine.use_io_threads(lanes.io_threads, lanes.least_bytes, lanes.adds)
+            engine.use_io_threads(lanes.io_threads, lanes.least_bytes, lanes.adders)
         _start_lifelines(engines, local_pair)
     return [
         Session(
