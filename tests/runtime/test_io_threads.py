@@ -11,7 +11,7 @@ import pytest
 from test_across_hosts import collectives, in_flight
 from test_cut_streams import cut
 
-from forked import attempt, interrupt_in_call, until_broken
+from forked import attempt, await_that, interrupt_in_call, until_broken
 from unisono import _native
 from unisono.errors import (
     CollectiveMismatch,
@@ -94,6 +94,32 @@ def test_calls_that_add_up_use_as_many_threads_as_they_may(monkeypatch, adders):
         assert made.run(started, "all_gather") == [(3 - adders, 1.0)] * 3
     with world(3, hosts=(0, 1, 2)) as made:
         assert made.run(everything, [7, 5 * FRAME // 2]) == [[]] * 3
+
+
+@pytest.mark.parametrize(("lanes", "threads"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize("late", [1, 2])
+def test_copy_is_received_although_another_rank_is_late(
+    monkeypatch, late, lanes, threads
+):
+    """It comes when rank 0 has all of the other rank: whichever is first in order."""
+    set_threads(monkeypatch, lanes, threads)
+    outputs = {}
+
+    def gather(comm, other):
+        x = np.full(FRAME, comm.rank + 1, np.float32)
+        out = np.zeros(comm.size * FRAME, np.float32)
+        comm.all_gather(x, out=out, algorithm="direct")  # connections are open
+        out[:] = 0
+        comm.barrier()
+        outputs[comm.rank] = out
+        if comm.rank == late:
+            part = slice(other * FRAME, (other + 1) * FRAME)
+            await_that(lambda: 0 in outputs and (outputs[0][part] == other + 1).all())
+        comm.all_gather(x, out=out, algorithm="direct")
+        return out.reshape(comm.size, FRAME).max(axis=1).tolist()
+
+    with world(3, hosts=(0, 1, 2), timeout_s=60) as made:
+        assert made.run(gather, 3 - late) == [[1, 2, 3]] * 3
 
 
 @pytest.mark.parametrize("tls", [None, pytest.param("mutual", marks=needs_tls)])
